@@ -1,0 +1,1 @@
+//! Safetensors checkpoints and vaults: untrusted bytes in, checked views out.

@@ -1,0 +1,1 @@
+//! Tokenizer, incremental decoding and chat templates.

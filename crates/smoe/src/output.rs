@@ -1,0 +1,78 @@
+//! Writing to the terminal in one voice: results on stdout, everything else on stderr.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+/// A failure, for the person who reads.
+pub(crate) fn error(message: &str) {
+    // Nothing can be done about a closed stderr.
+    let _ = writeln!(io::stderr(), "smoe: error: {message}");
+}
+
+/// Something worth knowing that is no result.
+pub(crate) fn note(message: &str) {
+    let _ = writeln!(io::stderr(), "{message}");
+}
+
+/// One line of a result.
+pub(crate) fn line(text: &str) -> io::Result<()> {
+    writeln!(io::stdout(), "{text}")
+}
+
+/// A piece of streamed text, shown at once.
+pub(crate) fn piece(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// One JSON object as a result.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(value)?;
+    line(&text)?;
+    Ok(())
+}
+
+/// A progress bar over bytes with rate and time left; plain lines where stderr is no terminal.
+pub(crate) fn byte_progress(label: &'static str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(8));
+    let style = ProgressStyle::with_template(
+        "{prefix} {wide_bar:.cyan/blue} {bytes}/{total_bytes} {binary_bytes_per_sec}, {eta} left",
+    );
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(label);
+    if io::stderr().is_terminal() {
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
+    bar
+}
+
+/// Bytes as people read them.
+pub(crate) fn bytes(count: u64) -> String {
+    smoe_stream::format_size(count)
+}
+
+/// A table of text columns; the first is aligned to the left, the others to the right.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<_> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            let padding = " ".repeat(width - cell.chars().count());
+            match column {
+                0 => text.push_str(&format!("  {cell}{padding}")),
+                _ => text.push_str(&format!("  {padding}{cell}")),
+            }
+        }
+        while text.ends_with(' ') {
+            text.pop();
+        }
+        text.push('\n');
+    }
+    text
+}
