@@ -31,6 +31,12 @@ pub fn quantize_row(format: BlockFormat, src: &[f32], dst: &mut [u8]) -> Result<
 /// The row does not divide into blocks or `src` has another length than it.
 pub fn dequantize_row(format: BlockFormat, src: &[u8], dst: &mut [f32]) -> Result<(), QuantError> {
     check(format, dst.len(), src.len())?;
+    dequantize_unchecked(format, src, dst);
+    Ok(())
+}
+
+/// [`dequantize_row`] for lengths that were checked before.
+pub(crate) fn dequantize_unchecked(format: BlockFormat, src: &[u8], dst: &mut [f32]) {
     match format {
         BlockFormat::F32 => float::f32_from_bytes(src, dst),
         BlockFormat::F16 => float::f16_from_bytes(src, dst),
@@ -38,7 +44,6 @@ pub fn dequantize_row(format: BlockFormat, src: &[u8], dst: &mut [f32]) -> Resul
         BlockFormat::Q8_0 => q8_0::dequantize(src, dst),
         BlockFormat::Q4_0 => q4_0::dequantize(src, dst),
     }
-    Ok(())
 }
 
 fn check(format: BlockFormat, columns: usize, bytes: usize) -> Result<(), QuantError> {
