@@ -132,15 +132,15 @@ impl SlotTable {
         (expert, waiters)
     }
 
-    /// The read failed: the slot is empty again. Returns the expert that it was for.
-    pub(crate) fn fail_load(&mut self, slot: u32) -> u32 {
+    /// The read failed: the slot is empty again. Returns the expert that it was for and the requests that waited.
+    pub(crate) fn fail_load(&mut self, slot: u32) -> (u32, u32) {
         let entry = &mut self.slots[slot as usize];
         debug_assert_eq!(entry.state, SlotState::Loading);
-        let expert = entry.expert;
+        let (expert, waiters) = (entry.expert, entry.waiters);
         *entry = Slot { state: SlotState::Empty, expert: NONE, pins: 0, waiters: 0 };
         self.slot_of_expert[expert as usize] = NONE;
         self.free.push(slot);
-        expert
+        (expert, waiters)
     }
 
     /// Takes every pin away, lowest slot first.
@@ -218,7 +218,7 @@ mod tests {
                     }
                     (3, Lookup::Loading(slot)) => {
                         model.0.remove(position.unwrap());
-                        prop_assert_eq!(table.fail_load(slot), expert);
+                        prop_assert_eq!(table.fail_load(slot).0, expert);
                     }
                     (1 | 2, Lookup::Ready(slot)) if model.0[position.unwrap()].2 > 0 => {
                         table.unpin(slot);

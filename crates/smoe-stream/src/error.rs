@@ -74,6 +74,12 @@ pub enum StreamError {
         /// What the system said.
         source: io::Error,
     },
+    /// A size beyond this machine's address space.
+    #[error("{bytes} bytes are more than this machine can address")]
+    TooLarge {
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// The cache holds fewer expert records than one token needs at once.
     #[error(
         "an expert cache of {cache_bytes} bytes holds {slots} records of {slot_bytes} bytes, at least {min_slots} are \

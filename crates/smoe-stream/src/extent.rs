@@ -84,8 +84,8 @@ impl ExpertMap {
     /// Checks every layer and the total.
     pub(crate) fn new(layers: Vec<LayerExtent>) -> Result<ExpertMap, StreamError> {
         let layout = |layer: usize, reason| StreamError::Layout { layer: layer as u32, reason };
-        if layers.is_empty() || layers.len() > MAX_LAYERS {
-            return Err(layout(0, format!("{} expert layers, expected 1 to {MAX_LAYERS}", layers.len())));
+        if layers.len() > MAX_LAYERS {
+            return Err(layout(0, format!("{} expert layers, expected at most {MAX_LAYERS}", layers.len())));
         }
         let mut first = Vec::with_capacity(layers.len());
         let mut experts = 0_u64;
@@ -196,7 +196,7 @@ mod tests {
             let error = ExpertMap::new(vec![good.clone(), extent]).err().unwrap().to_string();
             assert!(error.starts_with("expert layer 1: ") && error.contains(expected), "{error}");
         }
-        assert!(ExpertMap::new(Vec::new()).is_err());
+        assert_eq!(ExpertMap::new(Vec::new()).unwrap().experts(), 0);
         assert!(ExpertMap::new(vec![good; MAX_LAYERS + 1]).is_err());
     }
 }
