@@ -1,1 +1,20 @@
-//! Tokenizer, incremental decoding and chat templates.
+//! Between text and tokens: tokenizer, incremental decoding, chat templates.
+//!
+//! Files of a checkpoint are untrusted here: a tokenizer that cannot be used is an error, and a chat template is a program
+//! from a stranger that runs with bounded work, memory and depth.
+
+mod chat;
+mod decode;
+mod error;
+mod files;
+mod guard;
+mod template;
+mod tojson;
+mod tokenizer;
+
+pub use chat::{ChatInput, Message, encode_chat};
+pub use decode::IncrementalDecoder;
+pub use error::TextError;
+pub use files::TextFiles;
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;
