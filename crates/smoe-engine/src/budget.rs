@@ -125,6 +125,12 @@ impl MemoryPlan {
             .fold(0, u64::saturating_add)
     }
 
+    /// Size of the buffer that memory is probed with: what will be taken anyway, up to a size beyond all caches.
+    pub(crate) fn probe_bytes(&self) -> usize {
+        const BEYOND_CACHES: u64 = 256 << 20;
+        (self.total() - self.program_bytes).min(BEYOND_CACHES) as usize
+    }
+
     /// What the parts leave of the budget.
     fn spare(&self) -> u64 {
         self.budget_bytes.saturating_sub(self.total())

@@ -11,8 +11,8 @@ use smoe_model::{
     ResidentWeights, Run, StreamedLayer, WeightEntry,
 };
 use smoe_stream::{
-    AlignedBuffer, DriveProbe, ExpertStream, FileReader, IoMode, LayerExtent, PreadBackend, ReadAt, StreamCounters,
-    StreamError, peak_rss_bytes, probe_drive, probe_memory, usable_cpus,
+    AlignedBuffer, DEFAULT_PREAD_THREADS, DEFAULT_QUEUE_CAPACITY, ExpertStream, FileReader, IoMode, LayerExtent,
+    PreadPool, ReadAt, StreamCounters, StreamError, peak_rss_bytes, probe_drive, probe_memory, read_exact, usable_cpus,
 };
 use smoe_text::{ChatTemplate, TextFiles, Tokenizer};
 
@@ -49,6 +49,8 @@ pub struct Engine {
     /// Tokens whose keys and values the KV cache holds.
     pub(crate) sequence: Vec<u32>,
     pub(crate) routing: RoutingStatistics,
+    /// Probed where instruments are on.
+    pub(crate) limits: Option<MachineLimits>,
 }
 
 /// Limits of this machine, probed.
@@ -57,6 +59,7 @@ pub(crate) struct MachineLimits {
     pub(crate) drive_bytes_per_s: Option<f64>,
     pub(crate) memory_bytes_per_s: f64,
 }
+
 
 impl Engine {
     /// Opens a vault, divides the budget, and reads the resident weights.
@@ -101,13 +104,20 @@ impl Engine {
         let needs = needs(&vault, &config);
         let plan = MemoryPlan::new(&config, &needs, &options, context)?;
 
-        let weights = read_resident(&vault, progress)?;
+        let threads = options.threads.unwrap_or_else(usable_cpus);
+        let reader: Arc<dyn ReadAt> = Arc::new(reader(&vault)?);
+        // Probed before the memory is taken for good, so that the probes' buffers fit into the budget too.
+        let limits = match options.instrument {
+            true => Some(MachineLimits::probe(&vault, &*reader, threads, plan.probe_bytes())?),
+            false => None,
+        };
+        let weights = read_resident(&vault, &*reader, progress)?;
         let model = Model::new(config, weights, &streamed)?;
         let state = model.state(&state_options(&options, context, plan.chunk))?;
-        let backend = PreadBackend::new(reader(&vault)?, path)?;
+        let backend = PreadPool::new(reader, DEFAULT_PREAD_THREADS, DEFAULT_QUEUE_CAPACITY)?;
         let extents = extents(&vault);
         let stream = ExpertStream::new(path, Box::new(backend), extents, plan.cache_bytes, needs.least_slots as usize)?;
-        let compute = Compute::new(options.threads.unwrap_or_else(usable_cpus));
+        let compute = Compute::new(threads);
         let routing = RoutingStatistics::new(&vault, model.config().router.top_k);
         Ok(Self {
             path: path.to_owned(),
@@ -122,6 +132,7 @@ impl Engine {
             plan,
             options,
             routing,
+            limits,
         })
     }
 
@@ -280,7 +291,7 @@ impl Engine {
         IoReport {
             mode: mode.to_string(),
             alignment_bytes: mode.alignment_bytes,
-            depth: mode.depth,
+            depth: mode.depth as usize,
             reason: mode.reason.clone(),
         }
     }
@@ -297,19 +308,19 @@ impl Engine {
         let untouched = table.filter(|_| has_head).map_or(0, |entry| entry.bytes);
         experts + resident - untouched
     }
+}
 
-    /// Probes the drive through the same reads, and memory.
-    pub(crate) fn machine_limits(&self) -> MachineLimits {
-        let drive = self.vault.header().expert_layers.iter().map(|layer| layer.stride).max().and_then(|stride| {
-            let (offset, length) = self.vault.expert_section();
-            let reader = FileReader::open(&self.path, self.options.io).ok()?;
-            let probe: DriveProbe = probe_drive(reader, offset..offset + length, stride, self.stream.mode().depth).ok()?;
-            Some(probe.bytes_per_s)
+impl MachineLimits {
+    /// Probes memory with a buffer of `bytes`, and the drive with reads of whole records into no more than that.
+    fn probe(vault: &Vault, reader: &dyn ReadAt, threads: usize, bytes: usize) -> Result<Self, EngineError> {
+        let memory_bytes_per_s = probe_memory(threads, bytes)?;
+        let stride = vault.header().expert_layers.iter().map(|layer| layer.stride).max();
+        let drive = stride.and_then(|stride| {
+            let (offset, length) = vault.expert_section();
+            let depth = (bytes as u64 / stride).clamp(1, DEFAULT_PREAD_THREADS as u64) as usize;
+            probe_drive(reader, offset..offset + length, stride, depth).ok()
         });
-        MachineLimits {
-            drive_bytes_per_s: drive,
-            memory_bytes_per_s: probe_memory(self.compute.pool.threads()),
-        }
+        Ok(Self { drive_bytes_per_s: drive.map(|probe| probe.bytes_per_s), memory_bytes_per_s })
     }
 }
 
@@ -374,19 +385,33 @@ fn extents(vault: &Vault) -> Vec<LayerExtent> {
         .collect()
 }
 
-/// Reads the dense backbone past the page cache and verifies it.
+/// Bytes of the resident section that are read at a time.
+const RESIDENT_STEP_BYTES: usize = 8 << 20;
+
+/// Reads the dense backbone, past the page cache where that works, and verifies it.
 fn read_resident(
     vault: &Vault,
+    reader: &dyn ReadAt,
     progress: &mut dyn FnMut(OpenProgress),
 ) -> Result<ResidentWeights, EngineError> {
-    let (_, total) = vault.resident_section();
+    let (start, total) = vault.resident_section();
     let length = usize::try_from(total).map_err(|_| StreamError::TooLarge { bytes: total })?;
     let mut buffer = AlignedBuffer::new(length)?;
-    let mut entries = HashMap::new();
     let mut done = 0;
+    for step in buffer.chunks_mut(RESIDENT_STEP_BYTES) {
+        read_exact(reader, vault.path(), step, start + done)?;
+        done += step.len() as u64;
+        progress(OpenProgress::Resident { done, total });
+    }
+    let mut entries = HashMap::new();
     for (index, entry) in vault.header().resident.iter().enumerate() {
         let offset = entry.offset as usize;
-        vault.read_resident(index, &mut buffer[offset..offset + entry.bytes as usize])?;
+        let bytes = &mut buffer[offset..offset + entry.bytes as usize];
+        if vault.check_resident(index, bytes).is_err() {
+            // A bit that was flipped on the way is gone at the second reading, one on the drive is not.
+            read_exact(reader, vault.path(), bytes, start + entry.offset)?;
+            vault.check_resident(index, bytes)?;
+        }
         let (rows, columns) = match entry.shape[..] {
             [columns] => (1, columns),
             [rows, columns] => (rows, columns),
@@ -394,8 +419,6 @@ fn read_resident(
         };
         let place = WeightEntry { format: entry.format, rows: rows as usize, columns: columns as usize, offset };
         entries.insert(entry.name.clone(), place);
-        done += entry.bytes;
-        progress(OpenProgress::Resident { done, total });
     }
     Ok(ResidentWeights::new(buffer, entries))
 }

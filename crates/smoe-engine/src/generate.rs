@@ -223,7 +223,7 @@ impl Engine {
             return;
         }
         report.ms_per_token = Some(MillisecondsPerToken::new(&self.state.instruments, steps));
-        let limits = self.machine_limits();
+        let Some(limits) = self.limits else { return };
         report.drive_bandwidth_bytes_per_s = limits.drive_bytes_per_s;
         report.memory_bandwidth_bytes_per_s = Some(limits.memory_bytes_per_s);
         let memory_limit = limits.memory_bytes_per_s / self.bytes_touched_per_token() as f64;

@@ -31,7 +31,7 @@ struct SlotMemory {
 impl SlotArena {
     /// `slots` slots of `slot_bytes` bytes each, back to back.
     pub(crate) fn new(slots: usize, slot_bytes: usize) -> Result<SlotArena, StreamError> {
-        let bytes = slots.checked_mul(slot_bytes).unwrap_or(usize::MAX);
+        let bytes = slots.saturating_mul(slot_bytes);
         let buffer = AlignedBuffer::new(bytes)?;
         let lent = (0..slots).map(|_| AtomicBool::new(false)).collect();
         Ok(SlotArena { memory: Arc::new(SlotMemory { buffer, slot_bytes, lent }) })

@@ -111,9 +111,10 @@ fn advise_random(file: &File) {
 /// Whether the file lives on tmpfs or ramfs.
 #[cfg(target_os = "linux")]
 fn is_in_memory(file: &File) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(fs.f_type as i64)))
+    const TMPFS_MAGIC: u32 = 0x0102_1994;
+    const RAMFS_MAGIC: u32 = 0x8584_58f6;
+    // The field's type differs between architectures; magic numbers have 32 bits.
+    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(fs.f_type as u32)))
 }
 
 /// The alignment that the system states for this file (Linux 6.1 and later, where the file system reports it);

@@ -95,20 +95,7 @@ impl FileReader {
     /// # Errors
     /// [`StreamError::Read`], [`StreamError::Truncated`].
     pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), StreamError> {
-        let bytes = buf.len() as u64;
-        transfer::read_full(self, buf, offset, &mut ReadStats::default()).map_err(|failure| {
-            let file = self.path.display().to_string();
-            match failure {
-                ReadFailure::Io(source) => StreamError::Read { file, offset, bytes, source },
-                ReadFailure::Truncated { filled } => {
-                    StreamError::Truncated { file, offset, bytes, found: filled as u64 }
-                }
-                ReadFailure::Checksum { .. } => {
-                    let source = io::Error::other("checksum mismatch");
-                    StreamError::Read { file, offset, bytes, source }
-                }
-            }
-        })
+        read_exact(self, &self.path, buf, offset)
     }
 
     /// Reads straight into `buf`; a refusal turns the reader buffered for good and is recorded.
@@ -171,6 +158,24 @@ impl ReadAt for FileReader {
         }
         AccessMode { name: self.name, alignment_bytes: self.alignment as u64, reason }
     }
+}
+
+/// Fills `buf` from any reader; `path` is for messages. The same retries as for experts apply.
+///
+/// # Errors
+/// [`StreamError::Read`], [`StreamError::Truncated`].
+pub fn read_exact(reader: &dyn ReadAt, path: &Path, buf: &mut [u8], offset: u64) -> Result<(), StreamError> {
+    let bytes = buf.len() as u64;
+    transfer::read_full(reader, buf, offset, &mut ReadStats::default()).map_err(|failure| {
+        let file = path.display().to_string();
+        match failure {
+            ReadFailure::Io(source) => StreamError::Read { file, offset, bytes, source },
+            ReadFailure::Truncated { filled } => StreamError::Truncated { file, offset, bytes, found: filled as u64 },
+            ReadFailure::Checksum { .. } => {
+                StreamError::Read { file, offset, bytes, source: io::Error::other("checksum mismatch") }
+            }
+        }
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -37,7 +37,7 @@ pub use budget::{
 pub use counters::StreamCounters;
 pub use error::StreamError;
 pub use extent::{ExpertId, LayerExtent, MAX_EXPERTS, MAX_LAYERS, MAX_STRIDE_BYTES, STRIDE_UNIT_BYTES};
-pub use file_reader::FileReader;
+pub use file_reader::{FileReader, read_exact};
 pub use pread::{DEFAULT_PREAD_THREADS, DEFAULT_QUEUE_CAPACITY, MAX_PREAD_THREADS, PreadPool};
 pub use probe::{DriveProbe, probe_drive, probe_memory};
 pub use read_at::{AccessMode, ReadAt};

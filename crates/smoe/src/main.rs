@@ -2,9 +2,11 @@
 
 mod cli;
 mod commands;
+mod interrupt;
 mod open;
 mod output;
 mod sampling;
+mod stats;
 
 use std::io::ErrorKind;
 use std::process::ExitCode;

@@ -55,6 +55,27 @@ pub(crate) fn bytes(count: u64) -> String {
     smoe_stream::format_size(count)
 }
 
+/// A large number as people read it.
+pub(crate) fn count(number: u64) -> String {
+    const UNITS: [(&str, f64); 4] = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)];
+    let value = number as f64;
+    match UNITS.iter().find(|(_, scale)| value >= *scale) {
+        Some((unit, scale)) => format!("{:.1} {unit}", value / scale),
+        None => number.to_string(),
+    }
+}
+
+/// A duration in the units that fit it.
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    match time.as_secs() {
+        0..10 => format!("{seconds:.1} s"),
+        10..120 => format!("{seconds:.0} s"),
+        120..7200 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
 /// A table of text columns; the first is aligned to the left, the others to the right.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

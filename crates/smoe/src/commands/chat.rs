@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use smoe_engine::{Engine, FinishReason, GenerateOptions, Generation};
 use smoe_text::Message;
 
 use crate::cli::{ChatArgs, Switch};
-use crate::{commands::run, open, output, sampling, stats};
+use crate::{commands::run, interrupt, open, output, sampling, stats};
 
 const HELP: &str = "\
 /help          this list
@@ -53,15 +53,8 @@ pub(crate) struct Conversation {
 
 impl Conversation {
     pub(crate) fn new(system: Option<&str>, thinking: Option<Switch>, options: GenerateOptions) -> Result<Self> {
-        let cancel = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&cancel);
         // Ctrl-C while an answer is made; at the prompt the line editor handles it.
-        ctrlc::set_handler(move || {
-            if flag.swap(true, Ordering::Relaxed) {
-                std::process::exit(1); // a second one, before the first was heeded
-            }
-        })
-        .context("cannot handle Ctrl-C")?;
+        let cancel = interrupt::flag()?;
         let mut conversation = Self {
             system: system.map(str::to_owned),
             messages: Vec::new(),
