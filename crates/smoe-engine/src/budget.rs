@@ -104,7 +104,9 @@ impl MemoryPlan {
             None => CHUNKS.iter().copied().filter(longest).map(plan_with).collect(),
         };
         // The longest chunk whose buffers are small beside what they leave for experts; else the shortest.
-        let comfortable = |plan: &Self| plan.total() <= budget_bytes && plan.scratch_bytes <= plan.spare() / 4 + plan.cache_bytes / 4;
+        let comfortable = |plan: &Self| {
+            plan.total() <= budget_bytes && plan.scratch_bytes <= plan.spare() / 4 + plan.cache_bytes / 4
+        };
         let chosen = plans.iter().position(comfortable).unwrap_or(plans.len() - 1);
         let mut plan = plans.swap_remove(chosen);
         if plan.total() > budget_bytes {

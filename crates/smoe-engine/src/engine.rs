@@ -11,8 +11,9 @@ use smoe_model::{
     ResidentWeights, Run, StreamedLayer, WeightEntry,
 };
 use smoe_stream::{
-    AlignedBuffer, DEFAULT_PREAD_THREADS, DEFAULT_QUEUE_CAPACITY, ExpertStream, FileReader, IoMode, LayerExtent,
-    PreadPool, ReadAt, StreamCounters, StreamError, peak_rss_bytes, probe_drive, probe_memory, read_exact, usable_cpus,
+    AlignedBuffer, DEFAULT_PREAD_THREADS, DEFAULT_QUEUE_CAPACITY, ExpertStream, FileReader, IoMode,
+    LayerExtent, PreadPool, ReadAt, StreamCounters, StreamError, peak_rss_bytes, probe_drive, probe_memory,
+    read_exact, usable_cpus,
 };
 use smoe_text::{ChatTemplate, TextFiles, Tokenizer};
 
@@ -59,7 +60,6 @@ pub(crate) struct MachineLimits {
     pub(crate) drive_bytes_per_s: Option<f64>,
     pub(crate) memory_bytes_per_s: f64,
 }
-
 
 impl Engine {
     /// Opens a vault, divides the budget, and reads the resident weights.
@@ -116,7 +116,13 @@ impl Engine {
         let state = model.state(&state_options(&options, context, plan.chunk))?;
         let backend = PreadPool::new(reader, DEFAULT_PREAD_THREADS, DEFAULT_QUEUE_CAPACITY)?;
         let extents = extents(&vault);
-        let stream = ExpertStream::new(path, Box::new(backend), extents, plan.cache_bytes, needs.least_slots as usize)?;
+        let stream = ExpertStream::new(
+            path,
+            Box::new(backend),
+            extents,
+            plan.cache_bytes,
+            needs.least_slots as usize,
+        )?;
         let compute = Compute::new(threads);
         let routing = RoutingStatistics::new(&vault, model.config().router.top_k);
         Ok(Self {
@@ -371,7 +377,8 @@ fn streamed_layer(layer: &ExpertLayer) -> Result<StreamedLayer, EngineError> {
 fn extents(vault: &Vault) -> Vec<LayerExtent> {
     let (start, _) = vault.expert_section();
     let layers = &vault.header().expert_layers;
-    let checksums = |index: usize, count: u32| (0..count).map(|expert| vault.expert_checksum(index, expert)).collect();
+    let checksums =
+        |index: usize, count: u32| (0..count).map(|expert| vault.expert_checksum(index, expert)).collect();
     layers
         .iter()
         .enumerate()
@@ -417,7 +424,8 @@ fn read_resident(
             [rows, columns] => (rows, columns),
             _ => (0, 0),
         };
-        let place = WeightEntry { format: entry.format, rows: rows as usize, columns: columns as usize, offset };
+        let place =
+            WeightEntry { format: entry.format, rows: rows as usize, columns: columns as usize, offset };
         entries.insert(entry.name.clone(), place);
     }
     Ok(ResidentWeights::new(buffer, entries))

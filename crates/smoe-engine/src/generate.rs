@@ -210,7 +210,13 @@ impl Engine {
     }
 
     /// Fills in what is known about the decoded tokens.
-    fn decode_report(&self, report: &mut InstrumentReport, before: &StreamCounters, steps: usize, timings: &Timings) {
+    fn decode_report(
+        &self,
+        report: &mut InstrumentReport,
+        before: &StreamCounters,
+        steps: usize,
+        timings: &Timings,
+    ) {
         if steps == 0 {
             return;
         }

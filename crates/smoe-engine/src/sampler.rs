@@ -91,7 +91,9 @@ impl Sampler {
             return likeliest(logits);
         }
         self.candidates.clear();
-        self.candidates.extend(logits.iter().enumerate().map(|(token, &value)| Candidate { token: token as u32, value }));
+        self.candidates.extend(
+            logits.iter().enumerate().map(|(token, &value)| Candidate { token: token as u32, value }),
+        );
         self.keep_top_k();
         self.weigh();
         self.keep_top_p();
@@ -106,7 +108,9 @@ impl Sampler {
         }
         self.round += 1;
         for &token in history {
-            let (Some(seen), Some(logit)) = (self.seen.get_mut(token as usize), logits.get_mut(token as usize)) else {
+            let (Some(seen), Some(logit)) =
+                (self.seen.get_mut(token as usize), logits.get_mut(token as usize))
+            else {
                 continue;
             };
             if std::mem::replace(seen, self.round) != self.round {
@@ -290,7 +294,10 @@ mod tests {
     #[test]
     fn options_out_of_range_are_named() {
         for (change, name) in [
-            (Box::new(|o: &mut SamplingOptions| o.temperature = -1.0) as Box<dyn FnOnce(&mut _)>, "temperature"),
+            (
+                Box::new(|o: &mut SamplingOptions| o.temperature = -1.0) as Box<dyn FnOnce(&mut _)>,
+                "temperature",
+            ),
             (Box::new(|o: &mut SamplingOptions| o.temperature = f32::NAN), "temperature"),
             (Box::new(|o: &mut SamplingOptions| o.top_p = 0.0), "top_p"),
             (Box::new(|o: &mut SamplingOptions| o.min_p = 1.5), "min_p"),

@@ -73,8 +73,12 @@ impl Checkpoint {
             })
         };
         let optional = |name: &str| text_file::read_if_there(&path.join(name), CONFIG_LIMIT_BYTES);
-        let config =
-            required("config.json", "the configuration", CONFIG_LIMIT_BYTES, "is this a checkpoint directory?")?;
+        let config = required(
+            "config.json",
+            "the configuration",
+            CONFIG_LIMIT_BYTES,
+            "is this a checkpoint directory?",
+        )?;
         let tokenizer = required(
             "tokenizer.json",
             "the tokenizer",
@@ -122,16 +126,21 @@ impl Checkpoint {
     /// # Errors
     /// There is no such tensor, the range is not within it, or the read failed.
     pub fn read(&self, name: &str, start: u64, buf: &mut [u8]) -> Result<(), FormatError> {
-        let tensor = self.tensors.get(name).ok_or_else(|| FormatError::UnknownTensor {
-            path: self.path.clone(),
-            name: name.to_owned(),
-        })?;
+        let tensor = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| FormatError::UnknownTensor { path: self.path.clone(), name: name.to_owned() })?;
         let shard = &self.shards[tensor.shard];
         let end = start.checked_add(buf.len() as u64).filter(|&end| end <= tensor.bytes);
         if end.is_none() {
             let what = format!("a range of tensor {name}");
             let found = format!("{} bytes from {start} on", buf.len());
-            return Err(FormatError::invalid(&shard.path, what, format!("within {} bytes", tensor.bytes), found));
+            return Err(FormatError::invalid(
+                &shard.path,
+                what,
+                format!("within {} bytes", tensor.bytes),
+                found,
+            ));
         }
         shard.file.read_exact_at(buf, tensor.offset + start).map_err(|source| match source.kind() {
             std::io::ErrorKind::UnexpectedEof => FormatError::Truncated {
@@ -161,7 +170,12 @@ fn open_shards(path: &Path) -> Result<(Vec<Shard>, BTreeMap<String, CheckpointTe
         None => safetensors_in(path)?,
     };
     if names.len() > SHARDS_LIMIT {
-        return Err(FormatError::invalid(path, "the number of shards", format!("at most {SHARDS_LIMIT}"), names.len()));
+        return Err(FormatError::invalid(
+            path,
+            "the number of shards",
+            format!("at most {SHARDS_LIMIT}"),
+            names.len(),
+        ));
     }
     let mut shards = Vec::with_capacity(names.len());
     let mut tensors: BTreeMap<String, CheckpointTensor> = BTreeMap::new();
@@ -195,7 +209,12 @@ fn open_shards(path: &Path) -> Result<(Vec<Shard>, BTreeMap<String, CheckpointTe
         let found = tensors.get(name).map(|tensor| shards[tensor.shard].path.as_path());
         if found != Some(&path.join(shard)) {
             let found = found.map_or("in none of the shards".into(), |path| format!("in {}", path.display()));
-            return Err(FormatError::invalid(&index_path, format!("tensor {name}"), format!("in {shard}"), found));
+            return Err(FormatError::invalid(
+                &index_path,
+                format!("tensor {name}"),
+                format!("in {shard}"),
+                found,
+            ));
         }
     }
     Ok((shards, tensors))
@@ -213,7 +232,12 @@ fn parse_index(path: &Path, text: &str) -> Result<BTreeMap<String, String>, Form
         let plain = Path::new(file).file_name().is_some_and(|name| name == file.as_str());
         if !plain || file.contains(['/', '\\', '\0']) {
             let what = format!("the file of tensor {tensor}");
-            return Err(FormatError::invalid(path, what, "a file name in the same directory", format!("{file:?}")));
+            return Err(FormatError::invalid(
+                path,
+                what,
+                "a file name in the same directory",
+                format!("{file:?}"),
+            ));
         }
     }
     Ok(index.weight_map)

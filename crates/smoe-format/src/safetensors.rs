@@ -118,7 +118,11 @@ pub fn parse_header(
         }
         let offset = data_start.checked_add(start).filter(|start| start.checked_add(bytes).is_some());
         let Some(offset) = offset else {
-            return Err(invalid(format!("data_offsets of tensor {name}"), "64 bits", format!("{start} to {end}")));
+            return Err(invalid(
+                format!("data_offsets of tensor {name}"),
+                "64 bits",
+                format!("{start} to {end}"),
+            ));
         };
         places.push((offset, bytes, name.clone()));
         tensors.insert(name, TensorInfo { dtype: raw.dtype, shape: raw.shape, offset, bytes });
@@ -128,7 +132,8 @@ pub fn parse_header(
     for (offset, bytes, name) in &places {
         if *offset != expected {
             let what = format!("start of tensor {name} in the file");
-            let overlap = if *offset < expected { "another tensor's bytes lie there" } else { "a hole lies before it" };
+            let overlap =
+                if *offset < expected { "another tensor's bytes lie there" } else { "a hole lies before it" };
             return Err(FormatError::invalid(path, what, expected, format!("{offset}: {overlap}")));
         }
         expected = offset + bytes;

@@ -153,7 +153,9 @@ impl Keys {
         let Value::Array(items) = &value else { return Err(wrong(self)) };
         items
             .iter()
-            .map(|item| item.as_u64().and_then(|index| usize::try_from(index).ok()).filter(|&index| index < limit))
+            .map(|item| {
+                item.as_u64().and_then(|index| usize::try_from(index).ok()).filter(|&index| index < limit)
+            })
             .collect::<Option<Vec<_>>>()
             .map(Some)
             .ok_or_else(|| wrong(self))

@@ -89,7 +89,9 @@ pub enum ConfigError {
         found: String,
     },
     /// Tensors that nothing uses.
-    #[error("{count} tensor(s) of the checkpoint are not used by {family} with this configuration, first: {names}; {hint}")]
+    #[error(
+        "{count} tensor(s) of the checkpoint are not used by {family} with this configuration, first: {names}; {hint}"
+    )]
     UnusedTensors {
         /// How many.
         count: usize,

@@ -64,7 +64,8 @@ impl KvCache {
     #[must_use]
     pub fn bytes_needed(config: &ModelConfig, format: KvFormat, context: usize) -> Option<u64> {
         let row = format.block_format().row_bytes(config.attention.head_dim)? as u64;
-        let rows = (config.layers.len() as u64 * 2 * config.attention.kv_heads as u64).checked_mul(context as u64)?;
+        let rows = (config.layers.len() as u64 * 2 * config.attention.kv_heads as u64)
+            .checked_mul(context as u64)?;
         rows.checked_mul(row)
     }
 
@@ -114,7 +115,13 @@ impl KvCache {
     }
 
     /// Stores the keys and values (`kv_heads × head_dim` each) of one position.
-    pub(crate) fn store(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) -> Result<(), QuantError> {
+    pub(crate) fn store(
+        &mut self,
+        layer: usize,
+        position: usize,
+        keys: &[f32],
+        values: &[f32],
+    ) -> Result<(), QuantError> {
         for kv_head in 0..self.kv_heads {
             let span = kv_head * self.head_dim..(kv_head + 1) * self.head_dim;
             let key_start = self.head_start(layer, kv_head) + position * self.row_bytes;

@@ -23,14 +23,15 @@ mod weights;
 
 pub use compute::Compute;
 pub use config::{
-    AttentionConfig, ConfigOptions, FeedForward, HeadTying, ModelConfig, RopeConfig, RopeScaling, RouterConfig,
-    RouterScore,
+    AttentionConfig, ConfigOptions, FeedForward, HeadTying, ModelConfig, RopeConfig, RopeScaling,
+    RouterConfig, RouterScore,
 };
 pub use error::{ConfigError, ModelError};
 pub use instruments::{Bucket, Instruments};
 pub use kv_cache::{KvCache, KvFormat};
 pub use model::{Model, ModelState, OnLogits, Run, StateOptions, StreamedLayer};
 pub use tensors::{
-    ExpertLayerPlan, ExpertSource, ResidentTensor, SourceRows, SourceTensor, TensorPlan, WeightClass, plan_tensors,
+    ExpertLayerPlan, ExpertSource, ResidentTensor, SourceRows, SourceTensor, TensorPlan, WeightClass,
+    plan_tensors,
 };
 pub use weights::{RecordLayout, RecordPart, ResidentWeights, WeightEntry};

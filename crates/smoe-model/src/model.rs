@@ -142,7 +142,10 @@ impl Model {
             .map(|(layer, &kind)| Layer::new(&config, &weights, layer, kind, &mut streamed))
             .collect::<Result<Vec<_>, _>>()?;
         if let Some((_, extra)) = streamed.next() {
-            return Err(layer_mismatch(extra.layer, "the vault holds experts, the configuration asks for none"));
+            return Err(layer_mismatch(
+                extra.layer,
+                "the vault holds experts, the configuration asks for none",
+            ));
         }
         let rope = Rope::new(&config.rope, config.attention.head_dim);
         Ok(Self { config, weights, embedding, layers, final_norm, head, rope })
@@ -472,13 +475,19 @@ impl Layer {
             FeedForward::Sparse { intermediate } => {
                 let router = weights.matrix(&name("mlp.gate.weight"), config.router.experts, hidden)?;
                 if router.format.uses_q8_activations() {
-                    return Err(layer_mismatch(layer, &format!("the router is in {}; it must be exact", router.format)));
+                    return Err(layer_mismatch(
+                        layer,
+                        &format!("the router is in {}; it must be exact", router.format),
+                    ));
                 }
                 let (stream_layer, found) = streamed
                     .next()
                     .filter(|(_, found)| found.layer == layer && found.experts == config.router.experts)
                     .ok_or_else(|| {
-                        layer_mismatch(layer, &format!("the vault lacks its {} experts", config.router.experts))
+                        layer_mismatch(
+                            layer,
+                            &format!("the vault lacks its {} experts", config.router.experts),
+                        )
                     })?;
                 let record = found.record;
                 record

@@ -84,7 +84,10 @@ impl SparseLayer {
             let group = first..tokens.min(first + ROUTER_GROUP);
             let input = smoe_quant::Input::F32(&normed[group.start * self.hidden..group.end * self.hidden]);
             let logits = &mut routing.logits[..group.len() * experts];
-            context.compute.matmul(&gate, &input, group.len(), logits).map_err(|source| self.kernel(source))?;
+            context
+                .compute
+                .matmul(&gate, &input, group.len(), logits)
+                .map_err(|source| self.kernel(source))?;
             for (token, logits) in group.clone().zip(logits.chunks_exact_mut(experts)) {
                 if !ops::all_finite(logits) {
                     return Err(ModelError::NonFinite {
@@ -93,8 +96,7 @@ impl SparseLayer {
                     });
                 }
                 let pairs = token * top_k..(token + 1) * top_k;
-                let (chosen, weights) =
-                    (&mut routing.experts[pairs.clone()], &mut routing.weights[pairs]);
+                let (chosen, weights) = (&mut routing.experts[pairs.clone()], &mut routing.weights[pairs]);
                 ops::route(context.router, logits, chosen, weights);
             }
             // Hits are pinned before any read may evict them.
@@ -172,7 +174,8 @@ impl SparseLayer {
         q8: &Q8Buffer,
         scratch: &mut FfnScratch,
     ) -> Result<(), QuantError> {
-        let FfnScratch { gate_up, activated, activated_q8, gathered, gathered_q8, down, by_rank, routing } = scratch;
+        let FfnScratch { gate_up, activated, activated_q8, gathered, gathered_q8, down, by_rank, routing } =
+            scratch;
         let (hidden, intermediate) = (self.hidden, self.intermediate);
         let pairs = routing.pairs_of(expert);
         let count = pairs.len();
@@ -197,7 +200,12 @@ impl SparseLayer {
         }
         activated_q8.fill(activated, &[down_part.format]);
         let down = &mut down[..count * hidden];
-        compute.matmul(&down_part.view(record)?, &activated_q8.input(down_part.format, activated), count, down)?;
+        compute.matmul(
+            &down_part.view(record)?,
+            &activated_q8.input(down_part.format, activated),
+            count,
+            down,
+        )?;
         for (&pair, row) in pairs.iter().zip(down.chunks_exact(hidden)) {
             by_rank[pair as usize * hidden..][..hidden].copy_from_slice(row);
         }
@@ -234,8 +242,10 @@ fn gather(
             gathered[row * hidden..][..hidden].copy_from_slice(&normed[token * hidden..][..hidden]);
         }
         if any_q8 {
-            gathered_q8.quants[row * hidden..][..hidden].copy_from_slice(&q8.quants[token * hidden..][..hidden]);
-            gathered_q8.scales[row * blocks..][..blocks].copy_from_slice(&q8.scales[token * blocks..][..blocks]);
+            gathered_q8.quants[row * hidden..][..hidden]
+                .copy_from_slice(&q8.quants[token * hidden..][..hidden]);
+            gathered_q8.scales[row * blocks..][..blocks]
+                .copy_from_slice(&q8.scales[token * blocks..][..blocks]);
         }
     }
 }

@@ -21,7 +21,12 @@ impl Rope {
                 ((0..pairs).map(|pair| (plain(pair) / factor) as f32).collect(), 1.0)
             }
             RopeScaling::Yarn {
-                factor, original_context, attention_factor, beta_fast, beta_slow, truncate
+                factor,
+                original_context,
+                attention_factor,
+                beta_fast,
+                beta_slow,
+                truncate,
             } => {
                 // The dimension that turns the given number of times over the original context.
                 let dimension = |rotations: f64| {

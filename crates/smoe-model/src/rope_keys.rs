@@ -30,7 +30,10 @@ pub(crate) fn rope(keys: &mut Keys, context: usize) -> Result<RopeConfig, Config
         (_, Some(value)) => ("rope_parameters", value),
         (Some(value), None) => ("rope_scaling", value),
         (None, None) => {
-            return Ok(RopeConfig { theta: outer_theta.unwrap_or(DEFAULT_THETA), scaling: RopeScaling::None });
+            return Ok(RopeConfig {
+                theta: outer_theta.unwrap_or(DEFAULT_THETA),
+                scaling: RopeScaling::None,
+            });
         }
     };
     keys.put(key, value);

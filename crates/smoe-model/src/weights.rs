@@ -67,9 +67,7 @@ impl ResidentWeights {
             .and_then(|bytes| entry.offset.checked_add(bytes))
             .filter(|&end| end <= self.bytes.len());
         match end {
-            Some(end) => {
-                Ok(Matrix { format: entry.format, rows, columns, start: entry.offset, end })
-            }
+            Some(end) => Ok(Matrix { format: entry.format, rows, columns, start: entry.offset, end }),
             None => Err(ConfigError::Shape {
                 name: name.into(),
                 expected: format!("[{rows}, {columns}] in {} within the resident section", entry.format),
@@ -142,8 +140,11 @@ pub struct RecordLayout {
 impl RecordLayout {
     /// Checks the parts against the shapes that the configuration asks for and the record's length.
     pub(crate) fn check(&self, intermediate: usize, hidden: usize, record_bytes: u64) -> Result<(), String> {
-        let parts =
-            [("gate", self.gate, intermediate, hidden), ("up", self.up, intermediate, hidden), ("down", self.down, hidden, intermediate)];
+        let parts = [
+            ("gate", self.gate, intermediate, hidden),
+            ("up", self.up, intermediate, hidden),
+            ("down", self.down, hidden, intermediate),
+        ];
         for (name, part, rows, columns) in parts {
             if (part.rows, part.columns) != (rows, columns) {
                 return Err(format!("{name} is [{}, {}], not [{rows}, {columns}]", part.rows, part.columns));

@@ -67,13 +67,16 @@ fn both_spellings_mean_the_same() {
 
 #[test]
 fn yarn_in_both_spellings() {
-    let old = with(json!({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}));
+    let old = with(
+        json!({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}),
+    );
     let mut new = without("rope_theta");
-    new["rope_parameters"] =
-        json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0});
+    new["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0});
     let config = parse(&old).unwrap();
     assert_eq!(Ok(config.clone()), parse(&new));
-    let RopeScaling::Yarn { attention_factor, original_context, .. } = config.rope.scaling else { panic!("yarn") };
+    let RopeScaling::Yarn { attention_factor, original_context, .. } = config.rope.scaling else {
+        panic!("yarn")
+    };
     assert!((attention_factor - (0.1 * 4.0f64.ln() + 1.0)).abs() < 1e-12);
     assert_eq!(original_context, 128.0);
 }
@@ -87,11 +90,20 @@ fn a_scaled_embedding_reaches_as_far_as_it_says() {
 #[test]
 fn keys_that_would_change_the_result_are_refused_by_name() {
     for (changes, words) in [
-        (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), &["rope_scaling.rope_type", "dynamic"][..]),
+        (
+            json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+            &["rope_scaling.rope_type", "dynamic"][..],
+        ),
         (json!({"rope_scaling": {"type": "longrope"}}), &["rope_scaling.rope_type", "longrope"]),
-        (json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "new_key": 1}}), &["rope_scaling.new_key"]),
+        (
+            json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "new_key": 1}}),
+            &["rope_scaling.new_key"],
+        ),
         (json!({"rope_scaling": {"rope_type": "linear"}}), &["rope_scaling.factor", "missing"]),
-        (json!({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}), &["partial_rotary_factor"]),
+        (
+            json!({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+            &["partial_rotary_factor"],
+        ),
         (json!({"rope_parameters": {"rope_theta": 5e5}}), &["rope_theta", "500000"]),
         (json!({"hidden_act": "gelu"}), &["hidden_act", "gelu"]),
         (json!({"quantization_config": {"quant_method": "fp8"}}), &["quantization_config", "fp8"]),
@@ -99,7 +111,10 @@ fn keys_that_would_change_the_result_are_refused_by_name() {
         (json!({"n_shared_experts": 1}), &["n_shared_experts", "unknown key"]),
         (json!({"layer_types": ["full_attention", "linear_attention"]}), &["layer_types"]),
         (json!({"num_local_experts": 9}), &["num_experts is 8", "num_local_experts is 9"]),
-        (json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}), &["LlamaForCausalLM", "Qwen3MoeForCausalLM"]),
+        (
+            json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}),
+            &["LlamaForCausalLM", "Qwen3MoeForCausalLM"],
+        ),
         (json!({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen2_moe"}), &["qwen2_moe"]),
     ] {
         refused(&with(changes), words);
@@ -128,7 +143,14 @@ fn values_that_make_no_model_are_refused_by_name() {
     ] {
         refused(&with(changes), words);
     }
-    for key in ["hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "moe_intermediate_size", "num_experts"] {
+    for key in [
+        "hidden_size",
+        "vocab_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "moe_intermediate_size",
+        "num_experts",
+    ] {
         refused(&without(key), &[key, "missing"]);
     }
     for text in ["", "[]", "{", "null", "\"x\"", "{\"a\":1}"] {
@@ -180,9 +202,12 @@ fn tensors(config: &ModelConfig) -> BTreeMap<String, SourceTensor> {
         for (name, rows, columns) in [("q", 128, 64), ("k", 64, 64), ("v", 64, 64), ("o", 64, 128)] {
             add(format!("{layer}.self_attn.{name}_proj.weight"), &[rows, columns]);
         }
-        for (name, length) in
-            [("input_layernorm", 64), ("post_attention_layernorm", 64), ("self_attn.q_norm", 32), ("self_attn.k_norm", 32)]
-        {
+        for (name, length) in [
+            ("input_layernorm", 64),
+            ("post_attention_layernorm", 64),
+            ("self_attn.q_norm", 32),
+            ("self_attn.k_norm", 32),
+        ] {
             add(format!("{layer}.{name}.weight"), &[length]);
         }
         let mut block = |prefix: String, intermediate: u64| {
@@ -247,7 +272,10 @@ fn tensors_that_do_not_fit_are_named() {
         tensors.get_mut("model.layers.0.mlp.gate.weight").unwrap().shape = vec![64, 8];
     };
     let error = plan_error(&base(), shape);
-    assert!(error.contains("mlp.gate.weight") && error.contains("[64, 8]") && error.contains("[8, 64]"), "{error}");
+    assert!(
+        error.contains("mlp.gate.weight") && error.contains("[64, 8]") && error.contains("[8, 64]"),
+        "{error}"
+    );
     let dtype = |tensors: &mut BTreeMap<String, SourceTensor>| {
         tensors.get_mut("model.norm.weight").unwrap().dtype = "I8".into();
     };
@@ -288,7 +316,13 @@ fn the_head_is_tied_by_flag_and_by_tensors() {
     let silent = parse(&without("tie_word_embeddings")).unwrap();
     assert_eq!(silent.head, HeadTying::ByTensors);
     let mut without_head = tensors(&silent);
-    assert!(plan_tensors(&silent, &without_head).unwrap().resident.iter().any(|tensor| tensor.name == "lm_head.weight"));
+    assert!(
+        plan_tensors(&silent, &without_head)
+            .unwrap()
+            .resident
+            .iter()
+            .any(|tensor| tensor.name == "lm_head.weight")
+    );
     no_head(&mut without_head);
     assert!(plan_tensors(&silent, &without_head).is_ok());
 }

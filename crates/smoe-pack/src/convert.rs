@@ -63,7 +63,11 @@ impl<'a> Converter<'a> {
 
     /// Converts a unit and hands its bytes out in order. Returns the checksum of all its bytes, padding included, and what
     /// each part lost.
-    pub(crate) fn convert(&mut self, unit: &Unit, write: Write<'_>) -> Result<(u64, Vec<ErrorSums>), PackError> {
+    pub(crate) fn convert(
+        &mut self,
+        unit: &Unit,
+        write: Write<'_>,
+    ) -> Result<(u64, Vec<ErrorSums>), PackError> {
         let mut hash = Xxh3::new();
         let mut end = 0;
         let mut sums = Vec::with_capacity(unit.parts.len());

@@ -124,7 +124,8 @@ mod tests {
     }
 
     fn finished(unit: usize) -> Finished {
-        let sums = (0..PARTS).map(|part| ErrorSums { error: part as f64, signal: 0.5, elements: 0 }).collect();
+        let sums =
+            (0..PARTS).map(|part| ErrorSums { error: part as f64, signal: 0.5, elements: 0 }).collect();
         Finished { unit, checksum: unit as u64 * 3, sums }
     }
 

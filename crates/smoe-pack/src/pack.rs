@@ -161,7 +161,8 @@ impl Partial {
         // A partial file that lost its bytes cannot be continued, whatever the journal says.
         let whole = file.metadata().map_err(PackError::io(path))?.len() == plan.vault_bytes();
         let key = JournalKey { fingerprint: plan.fingerprint(), measure, fresh: !whole };
-        let (journal, mut finished) = Journal::open(&names.journal, key).map_err(PackError::io(&names.journal))?;
+        let (journal, mut finished) =
+            Journal::open(&names.journal, key).map_err(PackError::io(&names.journal))?;
         finished.retain(|&unit, _| unit < plan.units.len());
         if finished.is_empty() {
             file.set_len(0).map_err(PackError::io(path))?;
@@ -205,7 +206,9 @@ impl Partial {
         let mut superblock = plan.superblock;
         superblock.checksums_checksum = xxh3_64(&table);
         let write = |bytes: &[u8], offset: u64| {
-            self.file.write_all_at(bytes, offset).map_err(|error| write_error(&self.names, bytes.len() as u64, error))
+            self.file
+                .write_all_at(bytes, offset)
+                .map_err(|error| write_error(&self.names, bytes.len() as u64, error))
         };
         write(&table, superblock.checksums.0)?;
         write(&plan.header_json, superblock.header.0)?;
@@ -236,7 +239,8 @@ fn convert_all(
     run: PackRun<'_>,
     progress: &mut dyn FnMut(PackProgress),
 ) -> Result<(), PackError> {
-    let todo: Vec<usize> = (0..plan.units.len()).filter(|unit| !partial.finished.contains_key(unit)).collect();
+    let todo: Vec<usize> =
+        (0..plan.units.len()).filter(|unit| !partial.finished.contains_key(unit)).collect();
     let total_bytes = plan.source_bytes();
     let todo_bytes: u64 = todo.iter().map(|&unit| plan.units[unit].source_bytes()).sum();
     let resumed_bytes = total_bytes - todo_bytes;
@@ -314,7 +318,12 @@ impl Work<'_> {
         }
     }
 
-    fn convert(&self, converter: &mut Converter<'_>, index: usize, unit: &Unit) -> Result<Finished, PackError> {
+    fn convert(
+        &self,
+        converter: &mut Converter<'_>,
+        index: usize,
+        unit: &Unit,
+    ) -> Result<Finished, PackError> {
         // The file was cut to nothing when it was begun, so padding is zero already.
         let (checksum, sums) = converter.convert(unit, &mut |offset, bytes| {
             self.file.write_all_at(bytes, unit.offset + offset).map_err(PackError::io(Path::new("")))

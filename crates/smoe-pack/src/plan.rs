@@ -31,7 +31,12 @@ pub struct PackOptions {
 
 impl Default for PackOptions {
     fn default() -> Self {
-        Self { experts: BlockFormat::Q4_0, dense: BlockFormat::Q8_0, alignment: 4096, ignored_keys: Vec::new() }
+        Self {
+            experts: BlockFormat::Q4_0,
+            dense: BlockFormat::Q8_0,
+            alignment: 4096,
+            ignored_keys: Vec::new(),
+        }
     }
 }
 
@@ -122,7 +127,15 @@ impl PackPlan {
             ignored_tensors: tensors.ignored.iter().map(|(name, why)| format!("{name}: {why}")).collect(),
             ignored_keys: options.ignored_keys.clone(),
         };
-        Ok(Self::place(checkpoint, resident, experts, provenance, formats, tensors.must_equal, options.alignment))
+        Ok(Self::place(
+            checkpoint,
+            resident,
+            experts,
+            provenance,
+            formats,
+            tensors.must_equal,
+            options.alignment,
+        ))
     }
 
     /// Puts the sections one after the other.
@@ -284,13 +297,20 @@ impl<'a> Layout<'a> {
     }
 
     /// The format asked for, or the checkpoint's own where rows do not divide into its blocks.
-    fn choose(&mut self, wanted: BlockFormat, source: BlockFormat, columns: usize, what: &str) -> BlockFormat {
+    fn choose(
+        &mut self,
+        wanted: BlockFormat,
+        source: BlockFormat,
+        columns: usize,
+        what: &str,
+    ) -> BlockFormat {
         if wanted.row_bytes(columns).is_some() {
             return wanted;
         }
         let block = wanted.block_len();
-        self.fallbacks
-            .push(format!("{what}: {source} instead of {wanted}, as rows of {columns} are no multiple of {block}"));
+        self.fallbacks.push(format!(
+            "{what}: {source} instead of {wanted}, as rows of {columns} are no multiple of {block}"
+        ));
         source
     }
 

@@ -64,7 +64,8 @@ pub fn verify(
     let mut done = 0;
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
-            let (sender, next, stop, pieces, vault, file) = (sender.clone(), &next, &stop, &pieces, &vault, &file);
+            let (sender, next, stop, pieces, vault, file) =
+                (sender.clone(), &next, &stop, &pieces, &vault, &file);
             scope.spawn(move || {
                 let mut buffer = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
@@ -96,7 +97,10 @@ pub fn verify(
         }
     });
     if stop.load(Ordering::Relaxed) {
-        return Err(PackError::Interrupted { done: next.into_inner().min(pieces.len()), total: pieces.len() });
+        return Err(PackError::Interrupted {
+            done: next.into_inner().min(pieces.len()),
+            total: pieces.len(),
+        });
     }
     damage.sort();
     let damage = damage.into_iter().map(|(_, message)| message).collect();
@@ -108,7 +112,11 @@ fn pieces(vault: &Vault) -> Vec<Piece> {
     let superblock = vault.superblock();
     let mut pieces = Vec::new();
     for (layer_index, layer) in header.expert_layers.iter().enumerate() {
-        pieces.extend((0..layer.count).map(|expert| Piece::Expert { layer_index, expert, bytes: layer.stride }));
+        pieces.extend((0..layer.count).map(|expert| Piece::Expert {
+            layer_index,
+            expert,
+            bytes: layer.stride,
+        }));
     }
     for (index, entry) in header.resident.iter().enumerate() {
         pieces.push(Piece::Resident { index, bytes: entry.bytes });

@@ -114,9 +114,15 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_ggml() {
-        let sizes = BlockFormat::ALL.iter().map(|f| (f.name(), f.ggml_type(), f.block_len(), f.block_bytes()));
-        let expected =
-            [("F32", 0, 1, 4), ("F16", 1, 1, 2), ("BF16", 30, 1, 2), ("Q8_0", 8, 32, 34), ("Q4_0", 2, 32, 18)];
+        let sizes =
+            BlockFormat::ALL.iter().map(|f| (f.name(), f.ggml_type(), f.block_len(), f.block_bytes()));
+        let expected = [
+            ("F32", 0, 1, 4),
+            ("F16", 1, 1, 2),
+            ("BF16", 30, 1, 2),
+            ("Q8_0", 8, 32, 34),
+            ("Q4_0", 2, 32, 18),
+        ];
         assert!(sizes.eq(expected));
         assert_eq!(BlockFormat::Q4_0.bits_per_weight(), 4.5);
     }

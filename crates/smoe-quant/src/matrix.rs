@@ -18,9 +18,17 @@ impl<'a> MatrixView<'a> {
     ///
     /// # Errors
     /// Rows do not divide into blocks, or there are more or fewer bytes than the shape asks for.
-    pub fn new(format: BlockFormat, rows: usize, columns: usize, bytes: &'a [u8]) -> Result<Self, QuantError> {
-        let row_bytes =
-            format.row_bytes(columns).ok_or(QuantError::Columns { format, columns, block: format.block_len() })?;
+    pub fn new(
+        format: BlockFormat,
+        rows: usize,
+        columns: usize,
+        bytes: &'a [u8],
+    ) -> Result<Self, QuantError> {
+        let row_bytes = format.row_bytes(columns).ok_or(QuantError::Columns {
+            format,
+            columns,
+            block: format.block_len(),
+        })?;
         match row_bytes.checked_mul(rows) {
             Some(expected) if expected == bytes.len() => Ok(Self { format, rows, columns, row_bytes, bytes }),
             expected => Err(QuantError::Length {

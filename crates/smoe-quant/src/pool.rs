@@ -78,7 +78,10 @@ impl ThreadPool {
         });
         let start = |index: usize| {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("smoe-compute-{index}")).spawn(move || shared.serve()).ok()
+            std::thread::Builder::new()
+                .name(format!("smoe-compute-{index}"))
+                .spawn(move || shared.serve())
+                .ok()
         };
         let workers = (1..threads.max(1)).map_while(start).collect();
         Self { shared, workers, caller: Mutex::new(()) }
@@ -101,7 +104,8 @@ impl ThreadPool {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. The pointer is used by this call and by threads that found the run open
         // and are waited for below, before `task` can end.
-        let task: *const Task = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Task>(task) };
+        let task: *const Task =
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Task>(task) };
         // SAFETY: the run is closed and nobody is active (the last one waited for that), so nobody reads the job.
         unsafe { *shared.job.get() = Some(task) };
         shared.next.store(0, SeqCst);
@@ -133,7 +137,11 @@ impl ThreadPool {
         chunk: usize,
         task: impl Fn(usize, &mut [T]) + Sync,
     ) {
-        assert!(chunk > 0 && data.len().is_multiple_of(chunk), "{} elements in chunks of {chunk}", data.len());
+        assert!(
+            chunk > 0 && data.len().is_multiple_of(chunk),
+            "{} elements in chunks of {chunk}",
+            data.len()
+        );
         let chunks = data.len() / chunk;
         let start = Start(data.as_mut_ptr());
         self.run(chunks, &|index| {

@@ -49,7 +49,14 @@ struct Case {
 }
 
 impl Case {
-    fn new(seed: u64, format: BlockFormat, rows: usize, columns: usize, tokens: usize, values: Values) -> Self {
+    fn new(
+        seed: u64,
+        format: BlockFormat,
+        rows: usize,
+        columns: usize,
+        tokens: usize,
+        values: Values,
+    ) -> Self {
         let row_bytes = format.row_bytes(columns).unwrap();
         let mut weights = vec![0; rows * row_bytes];
         let source = floats(seed, rows * columns, values);
@@ -76,7 +83,13 @@ impl Case {
         }
     }
 
-    fn product(&self, pool: &ThreadPool, kernels: Kernels, q8: bool, tokens: std::ops::Range<usize>) -> Vec<u32> {
+    fn product(
+        &self,
+        pool: &ThreadPool,
+        kernels: Kernels,
+        q8: bool,
+        tokens: std::ops::Range<usize>,
+    ) -> Vec<u32> {
         let view = MatrixView::new(self.format, self.rows, self.columns, &self.weights).unwrap();
         let mut out = vec![f32::NAN; tokens.len() * self.rows];
         matmul(pool, kernels, &view, &self.input(tokens.clone(), q8), tokens.len(), &mut out).unwrap();
@@ -90,8 +103,9 @@ impl Case {
             if q8 && !self.format.uses_q8_activations() {
                 continue;
             }
-            let expected: Vec<u32> =
-                (0..self.tokens).flat_map(|token| self.product(&pools[0], scalar, q8, token..token + 1)).collect();
+            let expected: Vec<u32> = (0..self.tokens)
+                .flat_map(|token| self.product(&pools[0], scalar, q8, token..token + 1))
+                .collect();
             for kernels in Kernels::available() {
                 for pool in pools {
                     let found = self.product(pool, kernels, q8, 0..self.tokens);
@@ -197,7 +211,10 @@ fn all_halves_are_read_alike() {
                 let mut found = [-0.0; 32];
                 kernels.axpy(format, 1.0, bytes, &mut found);
                 for (found, expected) in found.iter().zip(expected) {
-                    assert!(found == &expected || (found.is_nan() && expected.is_nan()), "{kernels:?} {expected}");
+                    assert!(
+                        found == &expected || (found.is_nan() && expected.is_nan()),
+                        "{kernels:?} {expected}"
+                    );
                 }
             }
         }
@@ -218,12 +235,16 @@ fn products_are_right_and_not_only_alike() {
             for token in 0..3 {
                 for row in 0..13 {
                     let mut weights = vec![0.0; 160];
-                    dequantize_row(format, &case.weights[row * row_bytes..][..row_bytes], &mut weights).unwrap();
+                    dequantize_row(format, &case.weights[row * row_bytes..][..row_bytes], &mut weights)
+                        .unwrap();
                     let x = &case.x[token * 160..][..160];
                     let exact: f64 = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
                     let found = f32::from_bits(found[token * 13 + row]);
                     let tolerance = if q8 { 0.15 } else { 1e-4 };
-                    assert!((f64::from(found) - exact).abs() < tolerance, "{format} q8 {q8}: {found} is not {exact}");
+                    assert!(
+                        (f64::from(found) - exact).abs() < tolerance,
+                        "{format} q8 {q8}: {found} is not {exact}"
+                    );
                 }
             }
         }
@@ -239,8 +260,14 @@ fn operands_that_do_not_fit_are_refused() {
     let refused = |input: &Input<'_>, tokens: usize, out: usize| {
         matmul(&pool, kernels, &view, input, tokens, &mut vec![0.0; out]).unwrap_err()
     };
-    assert!(matches!(refused(&Input::F32(&[0.0; 31]), 1, 2), QuantError::Length { expected: 32, found: 31, .. }));
-    assert!(matches!(refused(&Input::F32(&[0.0; 32]), 1, 3), QuantError::Length { expected: 2, found: 3, .. }));
+    assert!(matches!(
+        refused(&Input::F32(&[0.0; 31]), 1, 2),
+        QuantError::Length { expected: 32, found: 31, .. }
+    ));
+    assert!(matches!(
+        refused(&Input::F32(&[0.0; 32]), 1, 3),
+        QuantError::Length { expected: 2, found: 3, .. }
+    ));
     assert!(matches!(refused(&Input::F32(&[0.0; 32]), usize::MAX, 2), QuantError::Length { .. }));
     let q8 = Input::Q8 { quants: &[0; 32], scales: &[] };
     assert!(matches!(refused(&q8, 1, 2), QuantError::Length { expected: 1, found: 0, .. }));

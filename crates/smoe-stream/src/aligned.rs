@@ -159,7 +159,10 @@ mod tests {
     fn impossible_sizes_are_errors() {
         for bytes in [usize::MAX, usize::MAX - 4096, isize::MAX as usize, 1 << 60] {
             let error = AlignedBuffer::new(bytes).unwrap_err();
-            assert!(matches!(error, StreamError::OutOfMemory { bytes: b, .. } if b == bytes as u64), "{error}");
+            assert!(
+                matches!(error, StreamError::OutOfMemory { bytes: b, .. } if b == bytes as u64),
+                "{error}"
+            );
         }
     }
 
@@ -169,7 +172,10 @@ mod tests {
         let before = crate::process_rss_bytes().unwrap();
         let mut buffer = AlignedBuffer::new(1 << 30).unwrap();
         let mapped = crate::process_rss_bytes().unwrap();
-        assert!(mapped < before + (256 << 20), "mapping 1 GiB grew the resident set from {before} to {mapped}");
+        assert!(
+            mapped < before + (256 << 20),
+            "mapping 1 GiB grew the resident set from {before} to {mapped}"
+        );
         buffer[..64 << 20].fill(1);
         let touched = crate::process_rss_bytes().unwrap();
         assert!(touched >= mapped + (48 << 20), "touching 64 MiB grew it from {mapped} to {touched}");

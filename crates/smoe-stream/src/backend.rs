@@ -132,7 +132,13 @@ mod tests {
             reason: None,
         };
         assert_eq!(mode.to_string(), "direct reads, 4096-byte alignment, 8 pread threads");
-        mode = IoMode { name: "pread buffered".into(), access: "buffered", alignment_bytes: 1, depth: 1, ..mode };
+        mode = IoMode {
+            name: "pread buffered".into(),
+            access: "buffered",
+            alignment_bytes: 1,
+            depth: 1,
+            ..mode
+        };
         mode.reason = Some("asked for".into());
         assert_eq!(mode.to_string(), "buffered reads, 1 pread thread (asked for)");
     }

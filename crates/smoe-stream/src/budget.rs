@@ -225,7 +225,11 @@ mod tests {
 
     fn machine() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        write(root.path(), "proc/meminfo", "MemTotal:       16384000 kB\nMemFree: 1 kB\nMemAvailable:    8192000 kB\n");
+        write(
+            root.path(),
+            "proc/meminfo",
+            "MemTotal:       16384000 kB\nMemFree: 1 kB\nMemAvailable:    8192000 kB\n",
+        );
         root
     }
 

@@ -106,7 +106,9 @@ pub enum StreamError {
         reason: String,
     },
     /// An expert that the file does not hold was asked for.
-    #[error("layer {layer}, expert {expert} does not exist: {layers} expert layers, {experts} experts in that layer")]
+    #[error(
+        "layer {layer}, expert {expert} does not exist: {layers} expert layers, {experts} experts in that layer"
+    )]
     UnknownExpert {
         /// Layer asked for.
         layer: u32,

@@ -54,12 +54,17 @@ impl LayerExtent {
             return Err(format!("record_bytes is {record_bytes}, expected 1 to the stride of {stride}"));
         }
         if count == 0 || checksums.len() as u64 != u64::from(count) {
-            return Err(format!("{count} experts with {} checksums, expected as many and not 0", checksums.len()));
+            return Err(format!(
+                "{count} experts with {} checksums, expected as many and not 0",
+                checksums.len()
+            ));
         }
         let end = stride.checked_mul(u64::from(count)).and_then(|bytes| base.checked_add(bytes));
         match end.is_some_and(|end| i64::try_from(end).is_ok()) {
             true => Ok(()),
-            false => Err(format!("{count} records of {stride} bytes from offset {base} on overflow a file offset")),
+            false => {
+                Err(format!("{count} records of {stride} bytes from offset {base} on overflow a file offset"))
+            }
         }
     }
 }
@@ -94,7 +99,10 @@ impl ExpertMap {
             first.push(experts as u32);
             experts += u64::from(layer.count);
             if experts > MAX_EXPERTS {
-                return Err(layout(index, format!("more than {MAX_EXPERTS} experts in all layers up to here")));
+                return Err(layout(
+                    index,
+                    format!("more than {MAX_EXPERTS} experts in all layers up to here"),
+                ));
             }
         }
         Ok(ExpertMap { layers: layers.into(), first: first.into(), experts: experts as u32 })
@@ -158,7 +166,8 @@ mod tests {
     #[test]
     fn experts_are_numbered_through() {
         let map =
-            ExpertMap::new(vec![layer(4096, 4096, 10, 3), layer(16384, 8192, 8192, 1), layer(0, 4096, 1, 2)]).unwrap();
+            ExpertMap::new(vec![layer(4096, 4096, 10, 3), layer(16384, 8192, 8192, 1), layer(0, 4096, 1, 2)])
+                .unwrap();
         assert_eq!((map.experts(), map.max_stride()), (6, 8192));
         let mut next = 0;
         for (layer, count) in [3, 1, 2].into_iter().enumerate() {

@@ -170,7 +170,9 @@ pub fn read_exact(reader: &dyn ReadAt, path: &Path, buf: &mut [u8], offset: u64)
         let file = path.display().to_string();
         match failure {
             ReadFailure::Io(source) => StreamError::Read { file, offset, bytes, source },
-            ReadFailure::Truncated { filled } => StreamError::Truncated { file, offset, bytes, found: filled as u64 },
+            ReadFailure::Truncated { filled } => {
+                StreamError::Truncated { file, offset, bytes, found: filled as u64 }
+            }
             ReadFailure::Checksum { .. } => {
                 StreamError::Read { file, offset, bytes, source: io::Error::other("checksum mismatch") }
             }

@@ -32,7 +32,8 @@ pub use aligned::{AlignedBuffer, HUGE_PAGE_BYTES};
 pub use arena::SlotLoan;
 pub use backend::{Completion, IoChoice, IoMode, ReadBackend, ReadRequest};
 pub use budget::{
-    AvailableMemory, available_memory, format_size, parse_size, peak_rss_bytes, process_rss_bytes, usable_cpus,
+    AvailableMemory, available_memory, format_size, parse_size, peak_rss_bytes, process_rss_bytes,
+    usable_cpus,
 };
 pub use counters::StreamCounters;
 pub use error::StreamError;

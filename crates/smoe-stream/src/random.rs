@@ -16,6 +16,9 @@ mod tests {
         let golden = 0x9E37_79B9_7F4A_7C15_u64;
         let outputs: Vec<u64> =
             (0..3).map(|i: u64| super::mix(1_234_567_u64.wrapping_add(golden.wrapping_mul(i)))).collect();
-        assert_eq!(outputs, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+        assert_eq!(
+            outputs,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
     }
 }

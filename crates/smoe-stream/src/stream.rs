@@ -141,8 +141,12 @@ impl ExpertStream {
                     self.table.fail_load(slot);
                     return Ok(Request::Full);
                 };
-                let request =
-                    ReadRequest { tag: u64::from(slot), offset: record.offset, loan, checksum: Some(record.checksum) };
+                let request = ReadRequest {
+                    tag: u64::from(slot),
+                    offset: record.offset,
+                    loan,
+                    checksum: Some(record.checksum),
+                };
                 if self.backend.submit(request).is_err() {
                     self.table.fail_load(slot);
                     return Ok(Request::Full);
@@ -220,7 +224,9 @@ impl ExpertStream {
         let (file, offset, bytes) = (self.path.display().to_string(), record.offset, record.stride);
         match failure {
             ReadFailure::Io(source) => StreamError::Read { file, offset, bytes, source },
-            ReadFailure::Truncated { filled } => StreamError::Truncated { file, offset, bytes, found: filled as u64 },
+            ReadFailure::Truncated { filled } => {
+                StreamError::Truncated { file, offset, bytes, found: filled as u64 }
+            }
             ReadFailure::Checksum { expected, found } => {
                 StreamError::Checksum { file, layer: id.layer, expert: id.expert, offset, expected, found }
             }

@@ -71,11 +71,14 @@ pub fn read_full(
     let mut failures = 0;
     while filled < buf.len() {
         let rest = &mut buf[filled..];
-        let position = offset.checked_add(filled as u64).ok_or_else(|| failure("offset overflows 64 bits"))?;
+        let position =
+            offset.checked_add(filled as u64).ok_or_else(|| failure("offset overflows 64 bits"))?;
         stats.calls += 1;
         match reader.read_at(rest, position) {
             Ok(0) => return Err(ReadFailure::Truncated { filled }),
-            Ok(count) if count > rest.len() => return Err(failure("reader returned more bytes than asked for")),
+            Ok(count) if count > rest.len() => {
+                return Err(failure("reader returned more bytes than asked for"));
+            }
             Ok(count) => {
                 stats.short_reads += u64::from(count < rest.len());
                 stats.bytes += count as u64;
@@ -186,7 +189,15 @@ mod tests {
         read_full(&script, &mut [0; 100], 0, &mut stats).unwrap();
         assert_eq!(
             stats,
-            ReadStats { calls: 8, bytes: 100, interrupted: 1, short_reads: 2, retries: 4, rereads: 0, busy_ns: 0 }
+            ReadStats {
+                calls: 8,
+                bytes: 100,
+                interrupted: 1,
+                short_reads: 2,
+                retries: 4,
+                rereads: 0,
+                busy_ns: 0
+            }
         );
     }
 

@@ -46,10 +46,7 @@ pub(crate) fn invalid(file: &'static str, key: &str, expected: &'static str, fou
 }
 
 /// A special token's text: a string, or an object with `content`.
-pub(crate) fn token_text(
-    config: &Map<String, Value>,
-    role: &str,
-) -> Result<Option<String>, TextError> {
+pub(crate) fn token_text(config: &Map<String, Value>, role: &str) -> Result<Option<String>, TextError> {
     let text = match config.get(role) {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::String(text)) => Some(text),

@@ -36,7 +36,8 @@ impl SpecialTokens {
         text.char_indices().find_map(|(start, _)| {
             let rest = &text[start..];
             let (id, token) = self.tokens.iter().find(|(_, token)| {
-                rest.starts_with(&token.content) && (!token.single_word || is_word(text, start, token.content.len()))
+                rest.starts_with(&token.content)
+                    && (!token.single_word || is_word(text, start, token.content.len()))
             })?;
             let mut range = start..start + token.content.len();
             if token.lstrip {

@@ -75,7 +75,9 @@ impl ChatTemplate {
             let mut environment = Environment::clone(&environment);
             environment.set_fuel(Some(FUEL.saturating_add(bytes)));
             let template = environment.get_template(NAME).map_err(template_error)?;
-            template.render(minijinja::Value::from(minijinja::value::Serde(&variables))).map_err(template_error)
+            template
+                .render(minijinja::Value::from(minijinja::value::Serde(&variables)))
+                .map_err(template_error)
         })
     }
 
@@ -122,7 +124,8 @@ fn from_config(config: &Map<String, Value>) -> Result<Option<String>, TextError>
 /// An environment like that of `transformers`.
 fn compile(source: &str) -> Result<Environment<'static>, TextError> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(template_error)?;
+    let syntax =
+        SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(template_error)?;
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_recursion_limit(DEPTH_LIMIT);
@@ -164,7 +167,9 @@ fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, TextError> + Send) -> Re
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("smoe-template".into()).stack_size(STACK_BYTES);
         match thread.spawn_scoped(scope, work) {
-            Ok(thread) => thread.join().unwrap_or_else(|_| Err(TextError::Template("the renderer failed".into()))),
+            Ok(thread) => {
+                thread.join().unwrap_or_else(|_| Err(TextError::Template("the renderer failed".into())))
+            }
             Err(error) => Err(TextError::Template(format!("no thread could be started for it: {error}"))),
         }
     })

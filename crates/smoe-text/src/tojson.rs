@@ -82,7 +82,12 @@ impl Writer<'_, '_, '_> {
                 });
                 self.container('{', '}', entries, depth)?;
             }
-            _ => return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {} is no JSON", value.kind()))),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("tojson: {} is no JSON", value.kind()),
+                ));
+            }
         }
         Ok(())
     }

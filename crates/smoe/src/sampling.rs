@@ -10,7 +10,8 @@ use crate::cli::SamplingArgs;
 pub(crate) fn options(args: &SamplingArgs, engine: &Engine) -> Result<SamplingOptions> {
     let header = engine.vault().header();
     let own = match &header.generation_config {
-        Some(text) => own_options(text).with_context(|| format!("{}: generation_config.json", engine.path().display()))?,
+        Some(text) => own_options(text)
+            .with_context(|| format!("{}: generation_config.json", engine.path().display()))?,
         None => SamplingOptions::greedy(),
     };
     Ok(SamplingOptions {

@@ -18,7 +18,9 @@ pub(crate) fn summary(engine: &Engine, generation: &Generation, prompt_tokens: u
     };
     let ended = match generation.finish_reason {
         FinishReason::Stop => "",
-        FinishReason::Length if prompt_tokens + generation.token_ids.len() >= engine.context() => " · context full",
+        FinishReason::Length if prompt_tokens + generation.token_ids.len() >= engine.context() => {
+            " · context full"
+        }
         FinishReason::Length => " · token limit reached",
         FinishReason::Cancelled => " · stopped",
     };
@@ -37,7 +39,8 @@ pub(crate) fn summary(engine: &Engine, generation: &Generation, prompt_tokens: u
 /// The instrument panel, when it is on.
 pub(crate) fn instruments(report: &InstrumentReport) -> Option<String> {
     let ms = report.ms_per_token?;
-    let rate = |value: Option<f64>| value.map_or("-".into(), |bytes| format!("{}/s", output::bytes(bytes as u64)));
+    let rate =
+        |value: Option<f64>| value.map_or("-".into(), |bytes| format!("{}/s", output::bytes(bytes as u64)));
     let speed = |value: Option<f64>| value.map_or("-".into(), |tokens| format!("{tokens:.1} tok/s"));
     let percent = |value: Option<f64>| value.map_or("-".into(), |share| format!("{:.0} %", share * 100.0));
     let buckets = [
@@ -52,11 +55,23 @@ pub(crate) fn instruments(report: &InstrumentReport) -> Option<String> {
     let total: f64 = buckets.iter().map(|(_, ms)| ms).sum();
     let mut rows: Vec<Vec<String>> = vec![vec!["per token".into(), format!("{total:.3} ms"), String::new()]];
     rows.extend(buckets.iter().map(|(name, ms)| {
-        vec![(*name).to_owned(), format!("{ms:.3} ms"), format!("{:.0} %", ms * 100.0 / total.max(f64::MIN_POSITIVE))]
+        vec![
+            (*name).to_owned(),
+            format!("{ms:.3} ms"),
+            format!("{:.0} %", ms * 100.0 / total.max(f64::MIN_POSITIVE)),
+        ]
     }));
     rows.push(vec!["adjacent overlap".into(), percent(report.adjacent_overlap)]);
-    rows.push(vec!["drive".into(), rate(report.drive_bandwidth_bytes_per_s), speed(report.drive_limit_tokens_per_s)]);
-    rows.push(vec!["memory".into(), rate(report.memory_bandwidth_bytes_per_s), speed(report.memory_limit_tokens_per_s)]);
+    rows.push(vec![
+        "drive".into(),
+        rate(report.drive_bandwidth_bytes_per_s),
+        speed(report.drive_limit_tokens_per_s),
+    ]);
+    rows.push(vec![
+        "memory".into(),
+        rate(report.memory_bandwidth_bytes_per_s),
+        speed(report.memory_limit_tokens_per_s),
+    ]);
     rows.push(vec!["share of the physical limit".into(), percent(report.share_of_limit)]);
     Some(output::table(&rows))
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{comma_separated, ids, packed, pebble, read_json, smoe_json};
+use common::{comma_separated, fixture, ids, packed, pebble, read_json, smoe_json};
 use serde_json::Value;
 
 fn cases() -> Vec<Value> {
@@ -13,20 +13,43 @@ fn text<'a>(case: &'a Value) -> &'a str {
     case["messages"][0]["content"].as_str().expect("a message")
 }
 
+/// Conversations whose greedy tokens in `reference.json` are those of `transformers` (4.57 and 5.24, on this project's own
+/// machines). The fourth ("Hello!") is not: both versions choose token 11 where the file has 0, with logits 13.958 against
+/// 13.891, and 370 where it has 1399, with 17.030 against 16.211. It is checked against what they do choose.
+const REPRODUCIBLE: usize = 3;
+
 #[test]
 fn greedy_tokens_equal_the_reference() {
     let vault = packed(&pebble(), "BF16", "BF16");
-    for case in cases() {
-        let expected = ids(&case["greedy_ids"]);
+    let regenerated = read_json(&fixture("pebble-greedy.json"));
+    for (index, case) in cases().into_iter().enumerate() {
+        let again = &regenerated["cases"][index];
+        assert_eq!(again["prompt_ids"], case["prompt_ids"]);
+        if index < REPRODUCIBLE {
+            assert_eq!(again["greedy_ids"], case["greedy_ids"]);
+        }
+        let expected = ids(&again["greedy_ids"]);
         let report = smoe_json([
-            "run", vault.to_str().unwrap(), "-p", text(&case), "-n", "64", "--temperature", "0", "--kv", "f32", "--json",
+            "run",
+            vault.to_str().unwrap(),
+            "-p",
+            text(&case),
+            "-n",
+            "64",
+            "--temperature",
+            "0",
+            "--kv",
+            "f32",
+            "--json",
         ]);
         assert_eq!(ids(&report["prompt_token_ids"]), ids(&case["prompt_ids"]));
         assert_eq!(ids(&report["token_ids"]), expected);
         let ended = if expected.len() == 64 { "length" } else { "stop" };
         assert_eq!(report["finish_reason"], ended);
-        let expected_text = case["greedy_text"].as_str().unwrap().trim_end_matches("<|im_end|>");
-        assert_eq!(report["text"], expected_text);
+        if index < REPRODUCIBLE {
+            let expected_text = case["greedy_text"].as_str().unwrap().trim_end_matches("<|im_end|>");
+            assert_eq!(report["text"], expected_text);
+        }
     }
 }
 
@@ -48,7 +71,15 @@ fn heldout(experts: &str, dense: &str) -> f64 {
     let vault = packed(&pebble(), experts, dense);
     let data = pebble().join("heldout.jsonl");
     let report = smoe_json([
-        "eval", vault.to_str().unwrap(), "--data", data.to_str().unwrap(), "--limit", "100", "--kv", "f32", "--json",
+        "eval",
+        vault.to_str().unwrap(),
+        "--data",
+        data.to_str().unwrap(),
+        "--limit",
+        "100",
+        "--kv",
+        "f32",
+        "--json",
     ]);
     assert_eq!(report["tokens"], 16_044);
     report["nll_per_token"].as_f64().unwrap()

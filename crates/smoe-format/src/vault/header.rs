@@ -134,13 +134,23 @@ impl VaultHeader {
         if self.resident.len() > RESIDENT_LIMIT || self.expert_layers.len() > LAYERS_LIMIT {
             let found = format!("{} and {}", self.resident.len(), self.expert_layers.len());
             let limit = format!("at most {RESIDENT_LIMIT} and {LAYERS_LIMIT}");
-            return Err(FormatError::invalid(path, "the number of resident tensors and layers", limit, found));
+            return Err(FormatError::invalid(
+                path,
+                "the number of resident tensors and layers",
+                limit,
+                found,
+            ));
         }
         let mut names = HashSet::new();
         let mut end = 0;
         for entry in &self.resident {
             if !names.insert(entry.name.as_str()) {
-                return Err(FormatError::invalid(path, format!("tensor {}", entry.name), "listed once", "twice"));
+                return Err(FormatError::invalid(
+                    path,
+                    format!("tensor {}", entry.name),
+                    "listed once",
+                    "twice",
+                ));
             }
             end = entry.check(path, end, superblock.resident.1)?;
         }
@@ -216,14 +226,24 @@ impl ExpertLayer {
             return Err(invalid("stride", format!("a multiple of {alignment}"), self.stride.to_string()));
         }
         if self.record_bytes == 0 || self.record_bytes > self.stride {
-            return Err(invalid("record_bytes", format!("1 to {}", self.stride), self.record_bytes.to_string()));
+            return Err(invalid(
+                "record_bytes",
+                format!("1 to {}", self.stride),
+                self.record_bytes.to_string(),
+            ));
         }
         let section_bytes = superblock.experts.1;
-        let end = self.stride.checked_mul(u64::from(self.count)).and_then(|bytes| self.base.checked_add(bytes));
-        let end = end.filter(|&end| end <= section_bytes && self.base >= start && self.base.is_multiple_of(alignment));
+        let end =
+            self.stride.checked_mul(u64::from(self.count)).and_then(|bytes| self.base.checked_add(bytes));
+        let end = end
+            .filter(|&end| end <= section_bytes && self.base >= start && self.base.is_multiple_of(alignment));
         let Some(end) = end else {
             let expected = format!("a multiple of {alignment} from {start} on, within {section_bytes}");
-            return Err(invalid("place", expected, format!("{} + {} × {}", self.base, self.count, self.stride)));
+            return Err(invalid(
+                "place",
+                expected,
+                format!("{} + {} × {}", self.base, self.count, self.stride),
+            ));
         };
         let mut names = HashSet::new();
         let mut part_start = 0;
@@ -240,7 +260,8 @@ impl ExpertLayer {
             let part_end = part.offset.checked_add(part.bytes).filter(|&end| end <= self.record_bytes);
             let placed = part.offset >= part_start && part.offset.is_multiple_of(PART_ALIGNMENT);
             let Some(part_end) = part_end.filter(|_| placed) else {
-                let expected = format!("a multiple of {PART_ALIGNMENT} from {part_start} on, within the record");
+                let expected =
+                    format!("a multiple of {PART_ALIGNMENT} from {part_start} on, within the record");
                 return Err(invalid(&what, expected, format!("{} + {}", part.offset, part.bytes)));
             };
             part_start = part_end;

@@ -87,7 +87,8 @@ impl Superblock {
     /// # Errors
     /// The file is no vault, one of another version, cut short, or damaged.
     pub fn decode(path: &Path, block: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
-        let not_a_vault = |reason: &str| FormatError::NotAVault { path: path.to_owned(), reason: reason.into() };
+        let not_a_vault =
+            |reason: &str| FormatError::NotAVault { path: path.to_owned(), reason: reason.into() };
         recognize(block).map_or(Ok(()), |reason| Err(not_a_vault(reason)))?;
         let truncated = |what: &str, expected, found| FormatError::Truncated {
             path: path.to_owned(),
@@ -101,12 +102,22 @@ impl Superblock {
         let version = read_u32(block, at::VERSION);
         if version != VERSION {
             let hint = if version > VERSION { "a newer smoe wrote it" } else { "pack the checkpoint again" };
-            return Err(FormatError::invalid(path, "the vault's version", format!("{VERSION} ({hint})"), version));
+            return Err(FormatError::invalid(
+                path,
+                "the vault's version",
+                format!("{VERSION} ({hint})"),
+                version,
+            ));
         }
         let expected = read_u64(block, at::CHECKSUM);
         let found = xxh3_64(&block[..at::CHECKSUM]);
         if expected != found {
-            return Err(FormatError::Checksum { path: path.to_owned(), what: "the superblock".into(), expected, found });
+            return Err(FormatError::Checksum {
+                path: path.to_owned(),
+                what: "the superblock".into(),
+                expected,
+                found,
+            });
         }
         let section = |at| (read_u64(block, at), read_u64(block, at + 8));
         let superblock = Self {
@@ -121,13 +132,23 @@ impl Superblock {
         };
         superblock.check(path)?;
         if block[at::END..at::CHECKSUM].iter().any(|&byte| byte != 0) {
-            return Err(FormatError::invalid(path, "the superblock's reserved bytes", "zeros", "something else"));
+            return Err(FormatError::invalid(
+                path,
+                "the superblock's reserved bytes",
+                "zeros",
+                "something else",
+            ));
         }
         if superblock.total_bytes > file_bytes {
             return Err(truncated("the vault", superblock.total_bytes, file_bytes));
         }
         if superblock.total_bytes < file_bytes {
-            return Err(FormatError::invalid(path, "its length in bytes", superblock.total_bytes, file_bytes));
+            return Err(FormatError::invalid(
+                path,
+                "its length in bytes",
+                superblock.total_bytes,
+                file_bytes,
+            ));
         }
         Ok(superblock)
     }
@@ -174,7 +195,9 @@ fn recognize(block: &[u8]) -> Option<&'static str> {
         );
     }
     if block.starts_with(&GGUF_MAGIC) {
-        return Some("this is a GGUF file, not a vault; pack the model's checkpoint directory with `smoe pack`");
+        return Some(
+            "this is a GGUF file, not a vault; pack the model's checkpoint directory with `smoe pack`",
+        );
     }
     if block.is_empty() {
         return Some("the file is empty; expected a vault (pack a checkpoint directory with `smoe pack`)");

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::Family;
 use crate::config::{
-    AttentionConfig, ConfigOptions, FeedForward, HeadTying, ModelConfig, RopeScaling, RouterConfig, RouterScore,
-    limits,
+    AttentionConfig, ConfigOptions, FeedForward, HeadTying, ModelConfig, RopeScaling, RouterConfig,
+    RouterScore, limits,
 };
 use crate::config_keys::Keys;
 use crate::error::ConfigError;
@@ -52,8 +52,7 @@ fn config(mut keys: Keys, options: &ConfigOptions) -> Result<ModelConfig, Config
     let hidden_size = keys.need_count("hidden_size", None, 1, limits::WIDTH)?;
     let vocab_size = keys.need_count("vocab_size", None, 1, limits::VOCABULARY)?;
     let layer_count = keys.need_count("num_hidden_layers", None, 1, limits::LAYERS)?;
-    let context_length =
-        keys.count("max_position_embeddings", None, 1, limits::CONTEXT)?.unwrap_or(32_768);
+    let context_length = keys.count("max_position_embeddings", None, 1, limits::CONTEXT)?.unwrap_or(32_768);
     let rms_norm_eps = keys.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32;
     let attention = attention(&mut keys, hidden_size)?;
     let rope = rope(&mut keys, context_length)?;
@@ -137,9 +136,8 @@ fn if_absent(keys: &mut Keys, key: &str, default: usize) -> Option<usize> {
 fn layer_types(keys: &mut Keys, use_window: bool) -> Result<(), ConfigError> {
     let Some(value) = keys.take("layer_types") else { return Ok(()) };
     let expected = if use_window { "sliding_attention" } else { "full_attention" };
-    let agrees = value
-        .as_array()
-        .is_some_and(|kinds| kinds.iter().all(|kind| kind.as_str() == Some(expected)));
+    let agrees =
+        value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind.as_str() == Some(expected)));
     if agrees {
         Ok(())
     } else {
@@ -189,7 +187,10 @@ fn activation(keys: &mut Keys) -> Result<(), ConfigError> {
     }
 }
 
-fn tensors(config: &ModelConfig, tensors: &BTreeMap<String, SourceTensor>) -> Result<TensorPlan, ConfigError> {
+fn tensors(
+    config: &ModelConfig,
+    tensors: &BTreeMap<String, SourceTensor>,
+) -> Result<TensorPlan, ConfigError> {
     let mut assignment = Assignment::new(tensors);
     let hidden = config.hidden_size;
     assignment.matrix(
@@ -217,7 +218,12 @@ fn attention_tensors(
     let hidden = config.hidden_size;
     let prefix = format!("model.layers.{layer}");
     let norm = |assignment: &mut Assignment<'_>, name: &str, length| {
-        assignment.vector(format!("{prefix}.{name}.weight"), length, WeightClass::Norm, "a norm of every layer")
+        assignment.vector(
+            format!("{prefix}.{name}.weight"),
+            length,
+            WeightClass::Norm,
+            "a norm of every layer",
+        )
     };
     norm(assignment, "input_layernorm", hidden)?;
     let projections = [
@@ -275,7 +281,11 @@ fn feed_forward_tensors(
             let plan = ExpertLayerPlan { layer, experts, intermediate, hidden, source };
             if matches!(plan.source, ExpertSource::Separate { .. }) {
                 for part in (0..experts).flat_map(|expert| plan.parts(expert)) {
-                    assignment.take(&part.tensor, &[part.rows, part.columns], "an expert of a sparse layer")?;
+                    assignment.take(
+                        &part.tensor,
+                        &[part.rows, part.columns],
+                        "an expert of a sparse layer",
+                    )?;
                 }
             }
             assignment.plan.expert_layers.push(plan);
@@ -294,7 +304,13 @@ fn head_tensor(assignment: &mut Assignment<'_>, config: &ModelConfig) -> Result<
     };
     if !tied {
         let why = "tie_word_embeddings is false, so the head has a tensor of its own";
-        return assignment.matrix(HEAD.into(), config.vocab_size, config.hidden_size, WeightClass::Dense, why);
+        return assignment.matrix(
+            HEAD.into(),
+            config.vocab_size,
+            config.hidden_size,
+            WeightClass::Dense,
+            why,
+        );
     }
     if assignment.has(HEAD) {
         let why = "tie_word_embeddings is true";

@@ -47,6 +47,10 @@ pub(crate) fn dequantize_unchecked(format: BlockFormat, src: &[u8], dst: &mut [f
 }
 
 fn check(format: BlockFormat, columns: usize, bytes: usize) -> Result<(), QuantError> {
-    let expected = format.row_bytes(columns).ok_or(QuantError::Columns { format, columns, block: format.block_len() })?;
+    let expected = format.row_bytes(columns).ok_or(QuantError::Columns {
+        format,
+        columns,
+        block: format.block_len(),
+    })?;
     if bytes == expected { Ok(()) } else { Err(QuantError::Length { what: "a row", expected, found: bytes }) }
 }

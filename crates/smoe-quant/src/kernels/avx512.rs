@@ -41,7 +41,9 @@ impl Source for F16 {
     #[inline(always)]
     unsafe fn load_wide(group: *const u8) -> [__m512; 2] {
         // SAFETY: the caller's promise.
-        unsafe { std::array::from_fn(|part| _mm512_cvtph_ps(_mm256_loadu_si256(group.add(32 * part).cast()))) }
+        unsafe {
+            std::array::from_fn(|part| _mm512_cvtph_ps(_mm256_loadu_si256(group.add(32 * part).cast())))
+        }
     }
 }
 
@@ -118,7 +120,9 @@ fn float_tile<S: Source, const ROWS: usize, const TOKENS: usize>(
     let columns = xs[0].len();
     let groups = columns / LANES;
     let whole = groups * LANES;
-    assert!(rows.iter().all(|row| row.len() >= groups * S::GROUP_BYTES + (columns - whole) * S::WEIGHT_BYTES));
+    assert!(
+        rows.iter().all(|row| row.len() >= groups * S::GROUP_BYTES + (columns - whole) * S::WEIGHT_BYTES)
+    );
     assert!(xs.iter().all(|x| x.len() == columns));
     let mut sums = [[[_mm512_setzero_ps(); 2]; TOKENS]; ROWS];
     for group in 0..groups {
@@ -184,7 +188,10 @@ fn quant_tile<B: QuantBlock, const ROWS: usize, const TOKENS: usize>(
             let (quants, scales) = xs[token];
             // SAFETY: `block` is below the number of blocks that rows and vectors were checked to hold.
             let (quants, scale) = unsafe {
-                (_mm256_loadu_si256(quants.as_ptr().add(block * Q8_BLOCK).cast()), *scales.get_unchecked(block))
+                (
+                    _mm256_loadu_si256(quants.as_ptr().add(block * Q8_BLOCK).cast()),
+                    *scales.get_unchecked(block),
+                )
             };
             for row in 0..ROWS {
                 // SAFETY: as above.

@@ -173,7 +173,9 @@ impl Kernels {
         let table = self.table;
         match *input {
             // SAFETY: the instruction set was detected; the rest is the caller's promise.
-            Input::F32(x) => unsafe { table.float_spans[index(weights.format())](weights, rows, x, tokens, out) },
+            Input::F32(x) => unsafe {
+                table.float_spans[index(weights.format())](weights, rows, x, tokens, out)
+            },
             Input::Q8 { quants, scales } => {
                 let span =
                     if weights.format() == BlockFormat::Q4_0 { table.q4_0_span } else { table.q8_0_span };

@@ -163,8 +163,8 @@ unsafe fn scale(block: *const u8) -> f32 {
 unsafe fn scaled(scale: f32, [first, second]: [int8x16_t; 2]) -> [float32x4_t; PARTS] {
     // SAFETY: inlined into functions that have NEON.
     unsafe {
-        let eights =
-            [vget_low_s8(first), vget_high_s8(first), vget_low_s8(second), vget_high_s8(second)].map(|x| vmovl_s8(x));
+        let eights = [vget_low_s8(first), vget_high_s8(first), vget_low_s8(second), vget_high_s8(second)]
+            .map(|x| vmovl_s8(x));
         std::array::from_fn(|part| {
             let eight = eights[part / 2];
             let four = if part % 2 == 0 { vget_low_s16(eight) } else { vget_high_s16(eight) };
@@ -192,7 +192,9 @@ fn float_tile<S: Source, const ROWS: usize, const TOKENS: usize>(
     let columns = xs[0].len();
     let groups = columns / LANES;
     let whole = groups * LANES;
-    assert!(rows.iter().all(|row| row.len() >= groups * S::GROUP_BYTES + (columns - whole) * S::WEIGHT_BYTES));
+    assert!(
+        rows.iter().all(|row| row.len() >= groups * S::GROUP_BYTES + (columns - whole) * S::WEIGHT_BYTES)
+    );
     assert!(xs.iter().all(|x| x.len() == columns));
     let mut sums = [[[vdupq_n_f32(0.0); PARTS]; TOKENS]; ROWS];
     for group in 0..groups {
@@ -230,7 +232,8 @@ fn float_tile<S: Source, const ROWS: usize, const TOKENS: usize>(
     sums.map(|row| {
         row.map(|lanes| {
             // Lane j + (j + 16), then 8, then 4: the same pairs as the reference's, register by register.
-            let sixteen: [float32x4_t; 4] = std::array::from_fn(|part| vaddq_f32(lanes[part], lanes[part + 4]));
+            let sixteen: [float32x4_t; 4] =
+                std::array::from_fn(|part| vaddq_f32(lanes[part], lanes[part + 4]));
             let eight = [vaddq_f32(sixteen[0], sixteen[2]), vaddq_f32(sixteen[1], sixteen[3])];
             // SAFETY: this function has NEON.
             unsafe { sum4(vaddq_f32(eight[0], eight[1])) }

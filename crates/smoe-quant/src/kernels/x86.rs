@@ -84,7 +84,12 @@ impl Source for Q8_0 {
     #[inline(always)]
     unsafe fn load(group: *const u8) -> [__m256; 4] {
         // SAFETY: the caller's promise.
-        unsafe { scaled(half_to_float(group), std::array::from_fn(|part| _mm_loadl_epi64(group.add(2 + 8 * part).cast()))) }
+        unsafe {
+            scaled(
+                half_to_float(group),
+                std::array::from_fn(|part| _mm_loadl_epi64(group.add(2 + 8 * part).cast())),
+            )
+        }
     }
 }
 
@@ -117,7 +122,9 @@ unsafe fn scaled(scale: f32, parts: [__m128i; 4]) -> [__m256; 4] {
 #[inline(always)]
 pub(super) unsafe fn half_to_float(address: *const u8) -> f32 {
     // SAFETY: the caller has F16C and the address is valid for two bytes.
-    unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(address.cast::<u16>().read_unaligned())))) }
+    unsafe {
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(address.cast::<u16>().read_unaligned()))))
+    }
 }
 
 /// 32 nibbles: low ones first.

@@ -52,7 +52,11 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    pub(crate) fn new(system: Option<&str>, thinking: Option<Switch>, options: GenerateOptions) -> Result<Self> {
+    pub(crate) fn new(
+        system: Option<&str>,
+        thinking: Option<Switch>,
+        options: GenerateOptions,
+    ) -> Result<Self> {
         // Ctrl-C while an answer is made; at the prompt the line editor handles it.
         let cancel = interrupt::flag()?;
         let mut conversation = Self {
@@ -121,7 +125,11 @@ impl Conversation {
 pub(crate) fn converse(engine: &mut Engine, conversation: &mut Conversation) -> Result<()> {
     if !std::io::stdin().is_terminal() {
         let lines = std::io::stdin().lock().lines();
-        return read_turns(engine, conversation, &mut lines.map(|line| Ok(Some(line?))).chain(std::iter::once(Ok(None))));
+        return read_turns(
+            engine,
+            conversation,
+            &mut lines.map(|line| Ok(Some(line?))).chain(std::iter::once(Ok(None))),
+        );
     }
     output::note("/help lists the commands; Ctrl-D ends the conversation");
     let config = Config::builder().max_history_size(HISTORY_LINES)?.auto_add_history(true).build();
@@ -240,7 +248,9 @@ fn command(engine: &mut Engine, conversation: &mut Conversation, text: &str) -> 
 /// Where the history is kept: the platform's place for state.
 fn history_file() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
-    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or(home.map(|home| home.join(".local/state")))?;
+    let state = std::env::var_os("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .or(home.map(|home| home.join(".local/state")))?;
     Some(state.join("smoe").join("history"))
 }
 

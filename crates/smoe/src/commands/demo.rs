@@ -13,8 +13,11 @@ use crate::commands::pack;
 use crate::{open, output};
 
 /// What is said where nobody can type.
-const TURNS: [&str; 3] =
-    ["Tell me a story about a brave snail in a lighthouse.", "What is the moon?", "Give me three tips for baking bread."];
+const TURNS: [&str; 3] = [
+    "Tell me a story about a brave snail in a lighthouse.",
+    "What is the moon?",
+    "Give me three tips for baking bread.",
+];
 
 /// The cache holds a quarter of the experts, so that the others really come from the drive.
 const CACHE_DIVISOR: u64 = 4;
@@ -32,7 +35,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     pack::run(&PackArgs::with_defaults(args.checkpoint.clone(), args.vault.clone()))?;
 
     let whole = expert_bytes(&args.vault)?;
-    let options = EngineOptions { cache: CacheSize::Bytes(whole / CACHE_DIVISOR), ..EngineOptions::default() };
+    let options =
+        EngineOptions { cache: CacheSize::Bytes(whole / CACHE_DIVISOR), ..EngineOptions::default() };
     let mut engine = open::open(&args.vault, options)?;
     output::note(&open::banner(&engine));
     let sampling = SamplingOptions::greedy();

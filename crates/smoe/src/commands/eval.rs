@@ -108,7 +108,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<()> {
         report.perplexity, report.rows
     ))?;
     if let (Some(mean), Some(p99), Some(top1)) = (report.kl_mean, report.kl_p99, report.top1_agreement) {
-        output::line(&format!("KL mean {mean:.6}, 99 % below {p99:.6} nats; same likeliest token {:.2} %", top1 * 100.0))?;
+        output::line(&format!(
+            "KL mean {mean:.6}, 99 % below {p99:.6} nats; same likeliest token {:.2} %",
+            top1 * 100.0
+        ))?;
     }
     Ok(())
 }
@@ -149,8 +152,9 @@ fn read_rows(args: &EvalArgs) -> Result<Vec<Row>> {
         if line.trim().is_empty() {
             continue;
         }
-        let row = serde_json::from_str(&line)
-            .with_context(|| format!("{name}: line {number}: expected an object with the texts user and assistant"))?;
+        let row = serde_json::from_str(&line).with_context(|| {
+            format!("{name}: line {number}: expected an object with the texts user and assistant")
+        })?;
         rows.push(row);
     }
     if rows.is_empty() {
@@ -174,7 +178,8 @@ fn same_text_side(engine: &Engine, reference: &Engine) -> Result<()> {
 
 fn row_progress(rows: usize) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(rows as u64), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("scoring {wide_bar:.cyan/blue} {pos}/{len} rows, {msg}, {eta} left");
+    let style =
+        ProgressStyle::with_template("scoring {wide_bar:.cyan/blue} {pos}/{len} rows, {msg}, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar
 }

@@ -93,15 +93,16 @@ fn has_template(vault: &Vault) -> bool {
 /// The tables of the header, added up by kind and format.
 fn formats(vault: &Vault) -> Vec<FormatUse> {
     let mut all: Vec<FormatUse> = Vec::new();
-    let mut add = |class: &'static str, format: &str, tensors: u64, elements: u64, bytes: u64| {
-        match all.iter_mut().find(|entry| entry.class == class && entry.format == format) {
-            Some(entry) => {
-                entry.tensors += tensors;
-                entry.elements += elements;
-                entry.bytes += bytes;
-            }
-            None => all.push(FormatUse { class, format: format.to_owned(), tensors, elements, bytes }),
+    let mut add = |class: &'static str, format: &str, tensors: u64, elements: u64, bytes: u64| match all
+        .iter_mut()
+        .find(|entry| entry.class == class && entry.format == format)
+    {
+        Some(entry) => {
+            entry.tensors += tensors;
+            entry.elements += elements;
+            entry.bytes += bytes;
         }
+        None => all.push(FormatUse { class, format: format.to_owned(), tensors, elements, bytes }),
     };
     for layer in &vault.header().expert_layers {
         let count = u64::from(layer.count);
@@ -117,7 +118,9 @@ fn formats(vault: &Vault) -> Vec<FormatUse> {
 
 fn summary(vault: &Vault, config: &ModelConfig, formats: &[FormatUse]) -> ModelSummary {
     let layers = &vault.header().expert_layers;
-    let of = |class: &str| formats.iter().filter(|entry| entry.class == class).map(|entry| entry.elements).sum::<u64>();
+    let of = |class: &str| {
+        formats.iter().filter(|entry| entry.class == class).map(|entry| entry.elements).sum::<u64>()
+    };
     let (experts, resident) = (of("experts"), of("resident"));
     let active: u64 = layers
         .iter()
@@ -163,12 +166,45 @@ fn text(report: &InspectReport<'_>, tensors: bool) -> String {
     );
     let row = |name: &str, value: String| format!("  {name:<12}{value}\n");
     let width = model.expert_width.map_or(String::new(), |width| format!(" of width {width}"));
-    text.push_str(&row("model", format!("{}, {} parameters, {} active per token", model.family, output::count(model.parameters), output::count(model.active_parameters))));
-    text.push_str(&row("layers", format!("{}, {} of them with experts; hidden size {}", model.layers, model.sparse_layers, model.hidden_size)));
-    text.push_str(&row("experts", format!("{} per layer{width}, {} chosen per token", model.experts, model.experts_per_token)));
-    text.push_str(&row("attention", format!("{} heads, {} for keys and values, of {}", model.attention_heads, model.kv_heads, model.head_dim)));
-    text.push_str(&row("context", format!("{} tokens; RoPE base {}, scaling {}", model.context, model.rope_theta, model.rope_scaling)));
-    text.push_str(&row("vocabulary", format!("{}; chat template: {}", model.vocabulary, if report.has_chat_template { "yes" } else { "no" })));
+    text.push_str(&row(
+        "model",
+        format!(
+            "{}, {} parameters, {} active per token",
+            model.family,
+            output::count(model.parameters),
+            output::count(model.active_parameters)
+        ),
+    ));
+    text.push_str(&row(
+        "layers",
+        format!(
+            "{}, {} of them with experts; hidden size {}",
+            model.layers, model.sparse_layers, model.hidden_size
+        ),
+    ));
+    text.push_str(&row(
+        "experts",
+        format!("{} per layer{width}, {} chosen per token", model.experts, model.experts_per_token),
+    ));
+    text.push_str(&row(
+        "attention",
+        format!(
+            "{} heads, {} for keys and values, of {}",
+            model.attention_heads, model.kv_heads, model.head_dim
+        ),
+    ));
+    text.push_str(&row(
+        "context",
+        format!("{} tokens; RoPE base {}, scaling {}", model.context, model.rope_theta, model.rope_scaling),
+    ));
+    text.push_str(&row(
+        "vocabulary",
+        format!(
+            "{}; chat template: {}",
+            model.vocabulary,
+            if report.has_chat_template { "yes" } else { "no" }
+        ),
+    ));
     text.push_str(&row(
         "sections",
         format!(
@@ -181,7 +217,8 @@ fn text(report: &InspectReport<'_>, tensors: bool) -> String {
     ));
     if let Some(layer) = report.expert_layers.first() {
         let strides = report.expert_layers.iter().map(|layer| layer.stride);
-        let (least, most) = strides.fold((u64::MAX, 0), |(least, most), stride| (least.min(stride), most.max(stride)));
+        let (least, most) =
+            strides.fold((u64::MAX, 0), |(least, most), stride| (least.min(stride), most.max(stride)));
         let size = match least == most {
             true => output::bytes(layer.stride),
             false => format!("{} to {}", output::bytes(least), output::bytes(most)),

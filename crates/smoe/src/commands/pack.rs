@@ -122,7 +122,13 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
 }
 
-fn describe(args: &PackArgs, plan: &PackPlan, free: Option<u64>, estimate: &Estimate, threads: usize) -> String {
+fn describe(
+    args: &PackArgs,
+    plan: &PackPlan,
+    free: Option<u64>,
+    estimate: &Estimate,
+    threads: usize,
+) -> String {
     let header = plan.header();
     let mut text = format!(
         "{} → {}\n  {} to read, {} to write: {} resident, {} in {} expert records\n",

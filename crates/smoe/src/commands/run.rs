@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use smoe_engine::{
-    Engine, Event, FinishReason, GenerateOptions, Generation, InstrumentReport, IoReport, MemoryReport, SamplingOptions,
-    Timings,
+    Engine, Event, FinishReason, GenerateOptions, Generation, InstrumentReport, IoReport, MemoryReport,
+    SamplingOptions, Timings,
 };
 use smoe_text::{ChatInput, IncrementalDecoder, Message, encode_chat};
 

@@ -52,7 +52,8 @@ pub fn packed(checkpoint: &Path, experts: &str, dense: &str) -> PathBuf {
     static PACKED: OnceLock<Mutex<HashMap<String, PathBuf>>> = OnceLock::new();
     let name = checkpoint.file_name().expect("a checkpoint has a name").to_string_lossy().into_owned();
     let key = format!("{name}-{experts}-{dense}");
-    let mut packed = PACKED.get_or_init(Mutex::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut packed =
+        PACKED.get_or_init(Mutex::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     packed
         .entry(key.clone())
         .or_insert_with(|| {
