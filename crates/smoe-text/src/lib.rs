@@ -3,6 +3,7 @@
 //! Files of a checkpoint are untrusted here: a tokenizer that cannot be used is an error, and a chat template is a program
 //! from a stranger that runs with bounded work, memory and depth.
 
+mod allocator;
 mod chat;
 mod decode;
 mod error;
@@ -12,6 +13,7 @@ mod template;
 mod tojson;
 mod tokenizer;
 
+pub use allocator::BudgetAllocator;
 pub use chat::{ChatInput, Message, encode_chat};
 pub use decode::IncrementalDecoder;
 pub use error::TextError;

@@ -1,11 +1,14 @@
 //! Chat templates: Jinja programs that come with a checkpoint, run within limits.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value, json};
 
+use crate::allocator::Budget;
 use crate::error::TextError;
 use crate::files::{TextFiles, invalid, object};
 use crate::tojson::tojson;
@@ -20,6 +23,13 @@ const DEPTH_LIMIT: usize = 100;
 /// Stack of a rendering. Nested values are dropped recursively, and the fuel bounds how deep they can be; only pages that
 /// are touched cost memory.
 const STACK_BYTES: usize = 256 << 20;
+/// Memory of one rendering, for a conversation without text and for each byte of one that has.
+const MEMORY_BYTES: u64 = 128 << 20;
+const MEMORY_PER_INPUT_BYTE: u64 = 128;
+/// Time of one rendering; real ones take a few milliseconds.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// How often the budget is looked at while a rendering takes long.
+const TICK: Duration = Duration::from_millis(5);
 const NAME: &str = "chat_template";
 /// Marks an error that the template raised itself.
 const RAISED: &str = "raise_exception: ";
@@ -50,7 +60,8 @@ impl ChatTemplate {
             let reason = format!("has {} bytes, more than the {SOURCE_LIMIT_BYTES} allowed", source.len());
             return Err(TextError::Template(reason));
         }
-        let environment = Arc::new(with_stack(|| compile(&source))?);
+        let text = source.clone();
+        let environment = Arc::new(guarded(source.len() as u64, move || compile(&text))?);
         let template = Self { environment, source, roles: token_roles(&config)? };
         template.try_out()?;
         Ok(Some(template))
@@ -70,7 +81,7 @@ impl ChatTemplate {
         let mut count = |text: &str| bytes += text.len() as u64;
         variables.values().for_each(|value| count_text(value, &mut count));
         let environment = Arc::clone(&self.environment);
-        with_stack(move || {
+        guarded(bytes, move || {
             // The input is paid for once more, so that a long conversation has the work that it needs.
             let mut environment = Environment::clone(&environment);
             environment.set_fuel(Some(FUEL.saturating_add(bytes)));
@@ -162,17 +173,37 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// Runs with a stack of its own, whatever the caller's is.
-fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, TextError> + Send) -> Result<T, TextError> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("smoe-template".into()).stack_size(STACK_BYTES);
-        match thread.spawn_scoped(scope, work) {
-            Ok(thread) => {
-                thread.join().unwrap_or_else(|_| Err(TextError::Template("the renderer failed".into())))
+/// Runs on a thread of its own, with a large stack, a budget of memory and a deadline. A thread that exceeds them is left
+/// behind, stopped.
+fn guarded<T: Send + 'static>(
+    input_bytes: u64,
+    work: impl FnOnce() -> Result<T, TextError> + Send + 'static,
+) -> Result<T, TextError> {
+    let budget = Budget::new(MEMORY_BYTES.saturating_add(MEMORY_PER_INPUT_BYTE.saturating_mul(input_bytes)));
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let own = Arc::clone(&budget);
+    let thread = std::thread::Builder::new().name("smoe-template".into()).stack_size(STACK_BYTES);
+    let started = Instant::now();
+    thread
+        .spawn(move || {
+            let result = own.within(work);
+            let _ = sender.send(result);
+        })
+        .map_err(|error| TextError::Template(format!("no thread could be started for it: {error}")))?;
+    loop {
+        match receiver.recv_timeout(TICK) {
+            Ok(result) => return result,
+            Err(RecvTimeoutError::Disconnected) => return Err(TextError::Template("the renderer failed".into())),
+            Err(RecvTimeoutError::Timeout) if budget.is_exceeded() => {
+                return Err(TextError::TemplateLimit("it needs too much memory".into()));
             }
-            Err(error) => Err(TextError::Template(format!("no thread could be started for it: {error}"))),
+            Err(RecvTimeoutError::Timeout) if started.elapsed() > DEADLINE => {
+                budget.abandon();
+                return Err(TextError::TemplateLimit(format!("it takes longer than {} s", DEADLINE.as_secs())));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
         }
-    })
+    }
 }
 
 fn template_error(error: Error) -> TextError {

@@ -15,6 +15,10 @@ use clap::Parser;
 
 use crate::cli::{Cli, Command};
 
+/// Chat templates are programs from strangers; this holds them to their memory.
+#[global_allocator]
+static ALLOCATOR: smoe_text::BudgetAllocator = smoe_text::BudgetAllocator;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
