@@ -1,5 +1,5 @@
 //! What the end-to-end tests share: the built command, packed models, references.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
