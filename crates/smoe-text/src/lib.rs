@@ -19,4 +19,6 @@ pub use decode::IncrementalDecoder;
 pub use error::TextError;
 pub use files::TextFiles;
 pub use template::ChatTemplate;
+#[doc(hidden)]
+pub use template::render_for_tests;
 pub use tokenizer::Tokenizer;

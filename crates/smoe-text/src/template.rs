@@ -115,6 +115,13 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
+/// Renders without a trial; references are compared with it.
+#[doc(hidden)]
+pub fn render_for_tests(source: &str, variables: Map<String, Value>) -> Result<String, TextError> {
+    let environment = Arc::new(compile(source)?);
+    ChatTemplate { environment, source: source.to_owned(), roles: Vec::new() }.render(variables)
+}
+
 /// `chat_template` as a string, or the one named `default` of a list.
 fn from_config(config: &Map<String, Value>) -> Result<Option<String>, TextError> {
     const FILE: &str = "tokenizer_config.json";
@@ -142,6 +149,11 @@ fn compile(source: &str) -> Result<Environment<'static>, TextError> {
     environment.set_recursion_limit(DEPTH_LIMIT);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", tojson);
+    // Python's None is not iterable.
+    environment.add_test("iterable", |value: &minijinja::Value| {
+        use minijinja::value::ValueKind::{Bytes, Iterable, Map, Seq, String, Undefined};
+        matches!(value.kind(), String | Bytes | Seq | Iterable | Map | Undefined)
+    });
     environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
     });
