@@ -1,4 +1,5 @@
 //! Headers against the reference implementation.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 
@@ -12,7 +13,8 @@ fn ours(bytes: &[u8]) -> Result<Tensors, String> {
     let path = Path::new("x.safetensors");
     let prefix = &bytes[..bytes.len().min(8)];
     let length = header_bytes(path, prefix, bytes.len() as u64).map_err(|error| error.to_string())? as usize;
-    let tensors = parse_header(path, &bytes[8..8 + length], bytes.len() as u64).map_err(|error| error.to_string())?;
+    let tensors =
+        parse_header(path, &bytes[8..8 + length], bytes.len() as u64).map_err(|error| error.to_string())?;
     let start = PREFIX_BYTES + length as u64;
     Ok(tensors
         .into_iter()
@@ -49,8 +51,14 @@ fn files_that_both_accept_mean_the_same() {
     for (header, data) in [
         ("{}", 0),
         (r#"{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}"#, 24),
-        (r#"{"a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},"b":{"dtype":"F16","shape":[0],"data_offsets":[2,2]}}"#, 2),
-        (r#"{"b":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[3],"data_offsets":[4,7]}}"#, 7),
+        (
+            r#"{"a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},"b":{"dtype":"F16","shape":[0],"data_offsets":[2,2]}}"#,
+            2,
+        ),
+        (
+            r#"{"b":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[3],"data_offsets":[4,7]}}"#,
+            7,
+        ),
         (r#"{"__metadata__":{"format":"pt"},"a":{"shape":[1],"dtype":"I64","data_offsets":[0,8]}}   "#, 8),
     ] {
         let bytes = file_of(header, data);

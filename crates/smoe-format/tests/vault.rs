@@ -1,4 +1,5 @@
 //! Tables of a vault that lie although every checksum is right.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 
@@ -19,9 +20,7 @@ fn superblock() -> Superblock {
 }
 
 fn header() -> Value {
-    let part = |name: &str, offset: u64| {
-        json!({"name": name, "format": "Q4_0", "rows": 2, "columns": 32, "offset": offset, "bytes": 36})
-    };
+    let part = |name: &str, offset: u64| json!({"name": name, "format": "Q4_0", "rows": 2, "columns": 32, "offset": offset, "bytes": 36});
     let layer = |layer: u64, base: u64| {
         json!({"layer": layer, "base": base, "stride": 4096, "record_bytes": 200, "count": 2,
                "parts": [part("gate", 0), part("up", 64), part("down", 128)]})
@@ -39,7 +38,8 @@ fn header() -> Value {
 }
 
 fn parse(value: &Value) -> Result<VaultHeader, String> {
-    VaultHeader::parse(Path::new("x.smoe"), value.to_string().as_bytes(), &superblock()).map_err(|e| e.to_string())
+    VaultHeader::parse(Path::new("x.smoe"), value.to_string().as_bytes(), &superblock())
+        .map_err(|e| e.to_string())
 }
 
 #[test]

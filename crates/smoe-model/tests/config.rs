@@ -1,4 +1,5 @@
 //! Configurations as people write them, and tensors that do or do not belong to them.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 

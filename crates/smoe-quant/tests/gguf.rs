@@ -1,4 +1,5 @@
 //! Blocks are those of GGML, bit for bit.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use serde_json::Value;
 use smoe_quant::{BlockFormat, dequantize_row, quantize_row};
@@ -28,7 +29,10 @@ fn rows_quantize_and_dequantize_as_ggml_does() {
             let mut back = vec![0.0; values.len()];
             dequantize_row(format, &quantized, &mut back).unwrap();
             let expected = floats(&case[format!("{format} back")]);
-            let same = back.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0));
+            let same = back
+                .iter()
+                .zip(&expected)
+                .all(|(a, b)| a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0));
             assert!(same, "{format} of {} back", case["name"]);
         }
     }

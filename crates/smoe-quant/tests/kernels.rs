@@ -1,4 +1,5 @@
 //! Every instruction set, any number of vectors and of threads: the same bits as the plain code.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use proptest::prelude::*;
 use smoe_quant::{

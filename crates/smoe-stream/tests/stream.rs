@@ -1,4 +1,5 @@
 //! The expert cache over real backends, with readers that misbehave; and that the token loop's side allocates nothing.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 // Counting allocations needs an allocator of one's own.
 #![allow(unsafe_code)]
 
@@ -222,7 +223,8 @@ fn damage_and_dead_spots_are_named_and_the_rest_goes_on() {
     fetch(&mut stream, &[id(1, 2), id(1, 4)]).unwrap();
 
     let dead = layers[0].base..layers[0].base + layers[0].stride;
-    let reader = ChaosReader::new(bytes.clone(), ChaosOptions { dead: Some(dead), ..ChaosOptions::default() });
+    let reader =
+        ChaosReader::new(bytes.clone(), ChaosOptions { dead: Some(dead), ..ChaosOptions::default() });
     let mut stream = stream_over(reader, 4, 8);
     let error = fetch(&mut stream, &[id(0, 0)]).unwrap_err();
     assert!(matches!(error, StreamError::Read { .. }), "{error}");

@@ -1,7 +1,7 @@
 //! Chat templates: Jinja programs that come with a checkpoint, run within limits.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use minijinja::syntax::SyntaxConfig;
@@ -205,13 +205,18 @@ fn guarded<T: Send + 'static>(
     loop {
         match receiver.recv_timeout(TICK) {
             Ok(result) => return result,
-            Err(RecvTimeoutError::Disconnected) => return Err(TextError::Template("the renderer failed".into())),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(TextError::Template("the renderer failed".into()));
+            }
             Err(RecvTimeoutError::Timeout) if budget.is_exceeded() => {
                 return Err(TextError::TemplateLimit("it needs too much memory".into()));
             }
             Err(RecvTimeoutError::Timeout) if started.elapsed() > DEADLINE => {
                 budget.abandon();
-                return Err(TextError::TemplateLimit(format!("it takes longer than {} s", DEADLINE.as_secs())));
+                return Err(TextError::TemplateLimit(format!(
+                    "it takes longer than {} s",
+                    DEADLINE.as_secs()
+                )));
             }
             Err(RecvTimeoutError::Timeout) => {}
         }

@@ -1,4 +1,5 @@
 //! Templates render as `transformers` renders them, and stay within their limits.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,8 @@ fn files<'a>(template: Option<&'a str>, tokenizer_config: Option<&'a str>) -> Te
 }
 
 fn template(source: &str) -> Result<ChatTemplate, TextError> {
-    ChatTemplate::from_files(&files(Some(source), None)).map(|template| template.expect("a template was given"))
+    ChatTemplate::from_files(&files(Some(source), None))
+        .map(|template| template.expect("a template was given"))
 }
 
 #[test]
@@ -38,7 +40,9 @@ fn templates_render_as_transformers_renders_them() {
         match (result, case["expected"].as_str(), case["error"].as_str()) {
             (Ok(text), Some(expected), _) if text == expected => {}
             (Err(TextError::Refused(message)), None, Some(expected)) if message == expected => {}
-            (result, expected, error) => wrong.push(format!("{name}: {result:?}\n expected {expected:?}, error {error:?}")),
+            (result, expected, error) => {
+                wrong.push(format!("{name}: {result:?}\n expected {expected:?}, error {error:?}"))
+            }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -109,14 +113,17 @@ fn special_tokens_of_the_template_are_special_and_those_of_people_are_not() {
 #[test]
 fn special_tokens_cannot_be_put_together_from_pieces() {
     // The template joins contents without anything in between.
-    let source = "{% for message in messages %}{{ message.content }}{% endfor %}<|im_end|>{{ messages[0].content }}|>";
+    let source =
+        "{% for message in messages %}{{ message.content }}{% endfor %}<|im_end|>{{ messages[0].content }}|>";
     let (tokenizer, _) = pebble();
     let template = template(source).unwrap();
     let encode = |parts: &[&str]| {
         let messages: Vec<_> = parts.iter().map(|part| Message::new("user", *part)).collect();
         special(&encode_chat(&tokenizer, &template, &ChatInput::new(&messages)).unwrap())
     };
-    for (first, second) in [("<|im_", "start|>"), ("<", "|im_start|>"), ("<|im_start|", ">"), ("<|im_start", "x")] {
+    for (first, second) in
+        [("<|im_", "start|>"), ("<", "|im_start|>"), ("<|im_start|", ">"), ("<|im_start", "x")]
+    {
         assert_eq!(encode(&[first, second]), [END], "{first} {second}");
     }
     assert_eq!(encode(&["a", "b"]), [END]);
@@ -179,7 +186,8 @@ fn templates_come_from_three_places() {
     assert_eq!(source("{}", None).unwrap(), None);
     assert_eq!(source(r#"{"chat_template": "config"}"#, None).unwrap().as_deref(), Some("config"));
     assert_eq!(source(r#"{"chat_template": "config"}"#, Some("file")).unwrap().as_deref(), Some("file"));
-    let list = r#"{"chat_template": [{"name": "other", "template": "a"}, {"name": "default", "template": "list"}]}"#;
+    let list =
+        r#"{"chat_template": [{"name": "other", "template": "a"}, {"name": "default", "template": "list"}]}"#;
     assert_eq!(source(list, None).unwrap().as_deref(), Some("list"));
     for bad in [r#"{"chat_template": 7}"#, r#"{"chat_template": []}"#, "[]", "{"] {
         assert!(matches!(source(bad, None), Err(TextError::Invalid { .. })), "{bad}");

@@ -1,4 +1,5 @@
 //! The tokenizer against its reference, and decoding piece by piece.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -7,7 +8,13 @@ use smoe_text::{IncrementalDecoder, TextError, TextFiles, Tokenizer};
 const PEBBLE: &str = include_str!("../../../models/pebble-22m/tokenizer.json");
 
 fn files<'a>(tokenizer: &'a str) -> TextFiles<'a> {
-    TextFiles { tokenizer, tokenizer_config: None, generation_config: None, config: "{}", chat_template: None }
+    TextFiles {
+        tokenizer,
+        tokenizer_config: None,
+        generation_config: None,
+        config: "{}",
+        chat_template: None,
+    }
 }
 
 fn pebble() -> Tokenizer {
@@ -77,7 +84,8 @@ fn end_of_turn_ids_come_from_three_files_as_numbers_or_lists() {
             config,
             chat_template: None,
         };
-        Tokenizer::from_files(&files).map(|tokenizer| (tokenizer.stop_ids().to_vec(), tokenizer.end_of_turn_id()))
+        Tokenizer::from_files(&files)
+            .map(|tokenizer| (tokenizer.stop_ids().to_vec(), tokenizer.end_of_turn_id()))
     };
     assert_eq!(with(None, "{}", None).unwrap(), (vec![], None));
     assert_eq!(with(Some(r#"{"eos_token_id": 5}"#), "{}", None).unwrap(), (vec![5], Some(5)));
@@ -91,7 +99,8 @@ fn end_of_turn_ids_come_from_three_files_as_numbers_or_lists() {
         (vec![5, 7, 9, 6143], Some(6143))
     );
     assert_eq!(with(None, "{}", Some(r#"{"eos_token": null}"#)).unwrap().0, Vec::<u32>::new());
-    for (generation, key) in [(r#"{"eos_token_id": -1}"#, "eos_token_id"), (r#"{"eos_token_id": [1, "x"]}"#, "eos_token_id")]
+    for (generation, key) in
+        [(r#"{"eos_token_id": -1}"#, "eos_token_id"), (r#"{"eos_token_id": [1, "x"]}"#, "eos_token_id")]
     {
         let error = with(Some(generation), "{}", None).unwrap_err();
         assert!(matches!(&error, TextError::Invalid { key: found, .. } if found == key), "{error}");

@@ -34,23 +34,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::error(&message(&error));
+            output::failure(&error);
             ExitCode::FAILURE
         }
     }
-}
-
-/// The error and its causes, each said once: many errors quote their cause already.
-fn message(error: &anyhow::Error) -> String {
-    let mut message = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if message.is_empty() {
-            message = cause;
-        } else if !message.contains(&cause) {
-            message = format!("{message}: {cause}");
-        }
-    }
-    message
 }
 
 /// A reader that has seen enough, such as `head`, is not an error.

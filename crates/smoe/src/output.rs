@@ -6,8 +6,16 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-/// A failure, for the person who reads.
-pub(crate) fn error(message: &str) {
+/// A failure with its causes, each said once: many errors quote their cause already.
+pub(crate) fn failure(error: &anyhow::Error) {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
     // Nothing can be done about a closed stderr.
     let _ = writeln!(io::stderr(), "smoe: error: {message}");
 }

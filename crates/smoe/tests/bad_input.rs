@@ -1,4 +1,5 @@
 //! What bad input gets: one clear error, exit code 1, nothing under the final name, no panic.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
@@ -68,7 +69,10 @@ fn check_error(output: &Output, expected: &[&str]) {
     assert!(!text.contains("panicked"), "{text}");
     let (_, message) = errors[0].split_at("smoe: error: ".len());
     let half = message.len() / 2;
-    assert!(!message.is_char_boundary(half) || !message[half..].contains(&message[..half]), "said twice: {message}");
+    assert!(
+        !message.is_char_boundary(half) || !message[half..].contains(&message[..half]),
+        "said twice: {message}"
+    );
     for part in expected {
         assert!(errors[0].contains(part), "{:?} does not contain {part:?}", errors[0]);
     }
@@ -92,11 +96,21 @@ fn shards_that_are_cut_short_or_too_long() {
         let path = copy.path("model.safetensors");
         let bytes = fs::metadata(&path).unwrap().len();
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes - cut).unwrap();
-        copy.refuse(&["model.safetensors", &bytes.to_string(), &(bytes - cut).to_string(), "not copied or downloaded"]);
+        copy.refuse(&[
+            "model.safetensors",
+            &bytes.to_string(),
+            &(bytes - cut).to_string(),
+            "not copied or downloaded",
+        ]);
     }
     for length in [0, 7, 8, 100] {
         let copy = Copy::of("plain");
-        fs::OpenOptions::new().write(true).open(copy.path("model.safetensors")).unwrap().set_len(length).unwrap();
+        fs::OpenOptions::new()
+            .write(true)
+            .open(copy.path("model.safetensors"))
+            .unwrap()
+            .set_len(length)
+            .unwrap();
         copy.refuse(&["model.safetensors", &length.to_string()]);
     }
     let copy = Copy::of("plain");
@@ -118,7 +132,8 @@ fn shards_and_indices_that_do_not_fit_together() {
         copy.edit(index, |value| value["weight_map"][tensor] = file.into());
         copy
     };
-    change("model.norm.weight", "model-00009-of-00003.safetensors").refuse(&["model-00009-of-00003.safetensors"]);
+    change("model.norm.weight", "model-00009-of-00003.safetensors")
+        .refuse(&["model-00009-of-00003.safetensors"]);
     change("not.there", "model-00001-of-00003.safetensors").refuse(&["not.there", "in none of the shards"]);
     for file in ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "", ".."] {
         change("model.norm.weight", file).refuse(&["model.norm.weight", "a file name in the same directory"]);
@@ -160,9 +175,21 @@ fn headers_that_lie() {
         copy
     };
     let with = |shape: &'static str| changed(norm, shape);
-    with("\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[65]").refuse(&["model.norm.weight", "130", "128"]);
-    with("\"model.norm.weight\":{\"dtype\":\"F32\",\"shape\":[64]").refuse(&["model.norm.weight", "256", "128"]);
-    with("\"model.norm.weight\":{\"dtype\":\"F32\",\"shape\":[32]").refuse(&["model.norm.weight", "[32]", "[64]"]);
+    with("\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[65]").refuse(&[
+        "model.norm.weight",
+        "130",
+        "128",
+    ]);
+    with("\"model.norm.weight\":{\"dtype\":\"F32\",\"shape\":[64]").refuse(&[
+        "model.norm.weight",
+        "256",
+        "128",
+    ]);
+    with("\"model.norm.weight\":{\"dtype\":\"F32\",\"shape\":[32]").refuse(&[
+        "model.norm.weight",
+        "[32]",
+        "[64]",
+    ]);
     with("\"model.norm.weight\":{\"dtype\":\"I16\",\"shape\":[64]").refuse(&["model.norm.weight", "I16"]);
     with("\"model.norm.weight\":{\"dtype\":\"X7\",\"shape\":[64]").refuse(&["model.norm.weight", "X7"]);
     with("\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[18446744073709551615,18446744073709551615]")
@@ -217,7 +244,11 @@ fn configurations_that_cannot_be_run() {
         copy.edit("config.json", |config| config[key] = value);
         copy
     };
-    with("architectures", json!(["GPT2LMHeadModel"])).refuse(&["GPT2LMHeadModel", "not supported", "Qwen3Moe"]);
+    with("architectures", json!(["GPT2LMHeadModel"])).refuse(&[
+        "GPT2LMHeadModel",
+        "not supported",
+        "Qwen3Moe",
+    ]);
     with("quantization_config", json!({"quant_method": "fp8"})).refuse(&["quantization_config"]);
     with("new_secret_knob", json!(2)).refuse(&["new_secret_knob", "--ignore-key"]);
     with("hidden_act", json!("gelu")).refuse(&["hidden_act", "gelu"]);
@@ -316,7 +347,8 @@ fn templates_that_do_not_compile_loop_recurse_or_grow() {
         with(template).refuse(&["chat template"]);
     }
     // Nesting that only hurts when it is given back.
-    let nested = "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}ok";
+    let nested =
+        "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}ok";
     let output = {
         let copy = with(nested);
         smoe([
@@ -506,10 +538,12 @@ fn requests_that_cannot_be_answered() {
 fn a_context_that_is_exactly_full_is_allowed() {
     let vault = vault();
     let ids = vec!["7"; 256].join(",");
-    let report = common::smoe_json(["run", vault.to_str().unwrap(), "--prompt-ids", &ids, "--json", "--ignore-eos"]);
+    let report =
+        common::smoe_json(["run", vault.to_str().unwrap(), "--prompt-ids", &ids, "--json", "--ignore-eos"]);
     assert_eq!(report["finish_reason"], "length");
     let ids = vec!["7"; 250].join(",");
-    let report = common::smoe_json(["run", vault.to_str().unwrap(), "--prompt-ids", &ids, "--json", "--ignore-eos"]);
+    let report =
+        common::smoe_json(["run", vault.to_str().unwrap(), "--prompt-ids", &ids, "--json", "--ignore-eos"]);
     assert_eq!(report["finish_reason"], "length");
     assert!(report["token_ids"].as_array().unwrap().len() >= 6);
 }

@@ -1,4 +1,5 @@
 //! Every variation of the architecture against what `transformers` computes from the same weights.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Placement decides speed, never values: the same tokens whatever the cache, the threads, the chunks and the drive do.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Packing: atomic, resumable, deterministic, within the space there is.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
@@ -17,13 +18,20 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
 
-fn pack_with(output: &Path, threads: usize, cancel: &AtomicBool, stop_at: u64) -> Result<PackReport, PackError> {
+fn pack_with(
+    output: &Path,
+    threads: usize,
+    cancel: &AtomicBool,
+    stop_at: u64,
+) -> Result<PackReport, PackError> {
     let plan = PackPlan::new(&pebble(), &PackOptions::default()).unwrap();
     let run = PackRun { threads, force: false, measure_error: false, cancel };
     smoe_pack::pack(&plan, output, run, &mut |progress| {
@@ -113,7 +121,8 @@ fn killed_at_ten_moments_the_next_pack_completes() {
     let folder = folder();
     let vault = folder.path().join("vault.smoe");
     let checkpoint = pebble();
-    let args = ["pack", checkpoint.to_str().unwrap(), "-o", vault.to_str().unwrap(), "--threads", "1", "--force"];
+    let args =
+        ["pack", checkpoint.to_str().unwrap(), "-o", vault.to_str().unwrap(), "--threads", "1", "--force"];
     let mut killed = 0;
     for moment in 0..10 {
         let mut child = Command::new(env!("CARGO_BIN_EXE_smoe"))
@@ -241,7 +250,8 @@ fn errors_of_the_formats_are_measured() {
     let report = smoe_json(args);
     let snr = |format: &str| {
         let entries = report["errors"].as_array().unwrap();
-        let entry = entries.iter().find(|entry| entry["format"] == format).unwrap_or_else(|| panic!("{entries:?}"));
+        let entry =
+            entries.iter().find(|entry| entry["format"] == format).unwrap_or_else(|| panic!("{entries:?}"));
         (entry["rmse"].as_f64().unwrap(), entry["snr_db"].as_f64())
     };
     // Weights near a normal distribution: a format of 4 bits with a scale for each 32 keeps about 20 dB, 8 bits 40 and

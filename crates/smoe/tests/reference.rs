@@ -1,4 +1,5 @@
 //! The trained checkpoint against what `transformers` computes from it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
@@ -9,7 +10,7 @@ fn cases() -> Vec<Value> {
     read_json(&pebble().join("reference.json"))["cases"].as_array().expect("cases").clone()
 }
 
-fn text<'a>(case: &'a Value) -> &'a str {
+fn text(case: &Value) -> &str {
     case["messages"][0]["content"].as_str().expect("a message")
 }
 

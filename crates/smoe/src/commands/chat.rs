@@ -171,23 +171,19 @@ fn read_turns(
     let mut quoted = false;
     for line in lines {
         let Some(line) = line? else { break };
-        match joined(&mut pending, &mut quoted, &line) {
-            None => {}
-            Some(text) if text.trim().is_empty() => {}
-            Some(text) if text.starts_with('/') => {
-                if !command(engine, conversation, text.trim())? {
-                    return Ok(());
-                }
+        let Some(text) = joined(&mut pending, &mut quoted, &line) else { continue };
+        if text.starts_with('/') {
+            if command(engine, conversation, text.trim())? == Next::Leave {
+                return Ok(());
             }
-            Some(text) => {
-                if let Err(error) = conversation.turn(engine, &text) {
-                    // A closed stdout ends the session; anything else is this turn's failure only.
-                    if error.downcast_ref::<std::io::Error>().is_some() {
-                        return Err(error);
-                    }
-                    output::error(&format!("{error:#}"));
-                }
+        } else if !text.trim().is_empty()
+            && let Err(error) = conversation.turn(engine, &text)
+        {
+            // A closed stdout ends the session; anything else is this turn's failure only.
+            if error.downcast_ref::<std::io::Error>().is_some() {
+                return Err(error);
             }
+            output::failure(&error);
         }
     }
     if !pending.trim().is_empty() {
@@ -229,8 +225,15 @@ fn joined(pending: &mut String, quoted: &mut bool, line: &str) -> Option<String>
     Some(std::mem::take(pending))
 }
 
-/// Carries a command out; false ends the conversation.
-fn command(engine: &mut Engine, conversation: &mut Conversation, text: &str) -> Result<bool> {
+/// What a command leads to.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Stay,
+    Leave,
+}
+
+/// Carries a command out.
+fn command(engine: &mut Engine, conversation: &mut Conversation, text: &str) -> Result<Next> {
     match text {
         "/help" | "/?" => output::note(HELP),
         "/reset" => {
@@ -239,10 +242,10 @@ fn command(engine: &mut Engine, conversation: &mut Conversation, text: &str) -> 
             output::note("the conversation begins anew");
         }
         "/stats" => output::note(&conversation.statistics(engine)),
-        "/exit" | "/quit" | "/bye" => return Ok(false),
+        "/exit" | "/quit" | "/bye" => return Ok(Next::Leave),
         other => output::note(&format!("unknown command {other}; /help lists them")),
     }
-    Ok(true)
+    Ok(Next::Stay)
 }
 
 /// Where the history is kept: the platform's place for state.
