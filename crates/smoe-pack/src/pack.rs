@@ -18,7 +18,7 @@ use crate::journal::{Finished, Journal, JournalKey};
 use crate::plan::{PackPlan, Unit};
 
 /// How often finished units are synced and written to the journal: what a crash can cost.
-const COMMIT_EVERY: Duration = Duration::from_secs(2);
+const COMMIT_EVERY: Duration = Duration::from_secs(1);
 /// How often progress is shown and a wish to stop is looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// Bytes compared at a time.
