@@ -9,7 +9,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use smoe_quant::{BlockFormat, Input, Kernels, MatrixView, Q8_BLOCK, ThreadPool, matmul, quantize_activations};
+use smoe_quant::{
+    BlockFormat, Input, Kernels, MatrixView, Q8_BLOCK, ThreadPool, matmul, quantize_activations,
+};
 
 const ROWS: usize = 768;
 const COLUMNS: usize = 2048;
@@ -26,7 +28,11 @@ fn main() {
     let x: Vec<f32> = (0..COLUMNS).map(|index| (index % 17) as f32 - 8.0).collect();
     let (mut quants, mut scales) = (vec![0; COLUMNS], vec![0.0; COLUMNS / Q8_BLOCK]);
     quantize_activations(&x, &mut quants, &mut scales);
-    println!("{} on {threads} threads, {ROWS} × {COLUMNS}, {} MiB, GB/s: median (least to most)", kernels.name(), region >> 20);
+    println!(
+        "{} on {threads} threads, {ROWS} × {COLUMNS}, {} MiB, GB/s: median (least to most)",
+        kernels.name(),
+        region >> 20
+    );
 
     let mut results: Vec<(String, Vec<f64>)> = vec![("read".into(), Vec::new())];
     results.extend(BlockFormat::ALL.iter().map(|format| (format.name().to_owned(), Vec::new())));

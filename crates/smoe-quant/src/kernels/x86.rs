@@ -208,3 +208,60 @@ pub(super) fn axpy<S: Source>(scale: f32, row: &[u8], acc: &mut [f32]) {
         }
     }
 }
+
+/// The tile for 8-bit activations, compiled with an instruction set's features. The including module provides `QuantBlock`.
+macro_rules! quant_tile {
+    (#[$features:meta]) => {
+        #[inline]
+        #[$features]
+        fn quant_tile<B: QuantBlock, const ROWS: usize, const TOKENS: usize>(
+            rows: [&[u8]; ROWS],
+            xs: [(&[i8], &[f32]); TOKENS],
+        ) -> [[f32; TOKENS]; ROWS] {
+            let blocks = xs[0].1.len();
+            assert!(rows.iter().all(|row| row.len() >= blocks * B::BYTES));
+            assert!(
+                xs.iter().all(|(quants, scales)| scales.len() == blocks && quants.len() == blocks * Q8_BLOCK)
+            );
+            let mut sums = [[[_mm256_setzero_ps(); 2]; TOKENS]; ROWS];
+            let mut step = |block: usize, group: usize| {
+                for token in 0..TOKENS {
+                    let (quants, scales) = xs[token];
+                    // SAFETY: `block` is below the number of blocks that rows and vectors were checked to hold.
+                    let (quants, scale) = unsafe {
+                        (
+                            _mm256_loadu_si256(quants.as_ptr().add(block * Q8_BLOCK).cast()),
+                            *scales.get_unchecked(block),
+                        )
+                    };
+                    for row in 0..ROWS {
+                        // SAFETY: as above.
+                        let (dots, weight_scale) = unsafe {
+                            let address = rows[row].as_ptr().add(block * B::BYTES);
+                            if token == 0 {
+                                prefetch(address);
+                            }
+                            (B::dot(address, quants), half_to_float(address))
+                        };
+                        let scale = _mm256_set1_ps(weight_scale * scale);
+                        let sum = &mut sums[row][token][group];
+                        *sum = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots), *sum);
+                    }
+                }
+            };
+            let mut block = 0;
+            while block + 2 <= blocks {
+                step(block, 0);
+                step(block + 1, 1);
+                block += 2;
+            }
+            if block < blocks {
+                step(block, 0);
+            }
+            // SAFETY: this function has AVX2.
+            sums.map(|row| row.map(|[even, odd]| unsafe { sum8(_mm256_add_ps(even, odd)) }))
+        }
+    };
+}
+
+pub(super) use quant_tile;

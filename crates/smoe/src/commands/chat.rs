@@ -116,8 +116,13 @@ impl Conversation {
             text.push_str(&stats::summary(engine, generation, *prompt));
             text.push('\n');
         }
-        text.push_str(&stats::session(engine, self.answers, self.answer_tokens));
+        text.push_str(&self.session(engine));
         text
+    }
+
+    /// Figures of the session.
+    pub(crate) fn session(&self, engine: &Engine) -> String {
+        stats::session(engine, self.answers, self.answer_tokens)
     }
 }
 

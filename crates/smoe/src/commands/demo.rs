@@ -50,7 +50,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
             conversation.turn(&mut engine, turn)?;
         }
     }
-    output::note(&conversation.statistics(&engine));
+    output::note(&conversation.session(&engine));
     Ok(())
 }
 
