@@ -72,13 +72,23 @@ pub fn pack(
     progress: &mut dyn FnMut(PackProgress),
 ) -> Result<PackReport, PackError> {
     let started = Instant::now();
+    // Through a link, what it points to is replaced, and the link stays.
+    let target = fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
+    let output = target.as_path();
     let names = Names::new(output)?;
-    if output.is_dir() {
-        let reason = "is a directory; name the vault's file";
-        return Err(PackError::Output { path: output.to_owned(), reason });
-    }
-    if output.exists() && !run.force {
-        return Err(PackError::Exists { path: output.to_owned() });
+    if let Ok(metadata) = fs::metadata(output) {
+        if metadata.is_dir() {
+            return Err(PackError::Output {
+                path: output.to_owned(),
+                reason: "is a directory; name the vault's file",
+            });
+        }
+        if !metadata.is_file() {
+            return Err(PackError::Output { path: output.to_owned(), reason: "is no regular file" });
+        }
+        if !run.force {
+            return Err(PackError::Exists { path: output.to_owned() });
+        }
     }
     check_equal(plan, run.cancel)?;
     let mut partial = Partial::open(names, plan, run.measure_error)?;

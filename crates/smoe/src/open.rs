@@ -60,7 +60,7 @@ pub(crate) fn banner(engine: &Engine) -> String {
     format!(
         "{}: experts {}, dense {}, KV {}\n\
          memory: budget {} ({}): program {}, resident {}, KV {} for {} tokens, scratch {}, expert cache {} ({share:.0} % of {}, {asked})\n\
-         reads: {counters} · kernels: {} on {} threads",
+         reads: {counters} · kernels: {} on {}",
         engine.path().display(),
         provenance.expert_format,
         provenance.dense_format,
@@ -75,6 +75,6 @@ pub(crate) fn banner(engine: &Engine) -> String {
         output::bytes(plan.cache_bytes),
         output::bytes(all),
         engine.kernels(),
-        engine.threads(),
+        output::plural(engine.threads(), "thread"),
     )
 }

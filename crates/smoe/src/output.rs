@@ -73,6 +73,11 @@ pub(crate) fn count(number: u64) -> String {
     }
 }
 
+/// A count of things, in the singular where there is one.
+pub(crate) fn plural(count: usize, thing: &str) -> String {
+    if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
+}
+
 /// A duration in the units that fit it.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs_f64();

@@ -26,10 +26,11 @@ pub(crate) fn summary(engine: &Engine, generation: &Generation, prompt_tokens: u
     };
     let hits = instrument.hit_rate.map_or(String::new(), |rate| format!(", {:.0} % hits", rate * 100.0));
     format!(
-        "[prompt {new} tokens{reused}, {:.1} tok/s, {} read · answer {} tokens, {:.1} tok/s, {}/token read{hits} · first token {:.2} s{ended}]",
+        "[prompt {}{reused}, {:.1} tok/s, {} read · answer {}, {:.1} tok/s, {}/token read{hits} · first token {:.2} s{ended}]",
+        output::plural(new, "token"),
         timings.prefill_tokens_per_s,
         output::bytes(instrument.prefill_bytes_read),
-        generation.token_ids.len(),
+        output::plural(generation.token_ids.len(), "token"),
         timings.decode_tokens_per_s,
         output::bytes(instrument.decode_bytes_per_token as u64),
         timings.time_to_first_token_ms / 1e3,
@@ -113,8 +114,10 @@ pub(crate) fn session(engine: &Engine, answers: usize, tokens: usize) -> String 
     let asked = counters.hits + counters.misses;
     let memory = engine.memory_report();
     format!(
-        "session: {answers} answers, {tokens} tokens · experts asked for {asked}, {:.0} % from the cache, {} read in {} reads, {} retried · \
+        "session: {}, {} · experts asked for {asked}, {:.0} % from the cache, {} read in {} reads, {} retried · \
          KV {} of {} tokens · peak memory {} of {}",
+        output::plural(answers, "answer"),
+        output::plural(tokens, "token"),
         if asked == 0 { 100.0 } else { counters.hits as f64 * 100.0 / asked as f64 },
         output::bytes(counters.bytes_read),
         counters.reads,

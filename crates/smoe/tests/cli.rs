@@ -128,7 +128,7 @@ fn the_banner_tells_what_was_decided() {
     };
     let text = run(&["--memory", "64M", "--kv", "q8", "--threads", "1"]);
     for part in
-        ["experts Q4_0, dense Q8_0, KV q8", "budget 64.0 MiB (--memory)", "expert cache", "on 1 threads"]
+        ["experts Q4_0, dense Q8_0, KV q8", "budget 64.0 MiB (--memory)", "expert cache", "on 1 thread"]
     {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -276,3 +276,22 @@ fn records_are_aligned_as_asked() {
     }
     assert!(smoe(["run", vault.to_str().unwrap(), "--prompt-ids", "1,2", "-n", "2"]).status.success());
 }
+
+#[test]
+fn links_are_followed_and_pipes_are_not_replaced() {
+    let folder = folder();
+    let (vault, link) = (folder.path().join("vault.smoe"), folder.path().join("link.smoe"));
+    fs::write(&vault, "old").unwrap();
+    std::os::unix::fs::symlink(&vault, &link).unwrap();
+    let from = fixture("plain");
+    let args = ["pack", from.to_str().unwrap(), "-o", link.to_str().unwrap(), "--force"];
+    assert!(smoe(args).status.success());
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(smoe(["verify", vault.to_str().unwrap()]).status.success());
+
+    let pipe = folder.path().join("pipe.smoe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let output = smoe(["pack", from.to_str().unwrap(), "-o", pipe.to_str().unwrap(), "--force"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("is no regular file"), "{}", stderr(&output));
+}

@@ -1,5 +1,6 @@
 //! `smoe chat`: a conversation in the terminal.
 
+use std::cell::Cell;
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -133,7 +134,8 @@ pub(crate) fn converse(engine: &mut Engine, conversation: &mut Conversation) -> 
         return read_turns(
             engine,
             conversation,
-            &mut lines.map(|line| Ok(Some(line?))).chain(std::iter::once(Ok(None))),
+            &mut lines.map(|line| Ok(Input::Line(line?))),
+            &Cell::new(false),
         );
     }
     output::note("/help lists the commands; Ctrl-D ends the conversation");
@@ -144,17 +146,15 @@ pub(crate) fn converse(engine: &mut Engine, conversation: &mut Conversation) -> 
         // A first run has no history.
         let _ = editor.load_history(path);
     }
-    let mut continued = false;
-    let mut lines = std::iter::from_fn(|| match editor.readline(if continued { "… " } else { "> " }) {
-        Ok(line) => {
-            continued = line.ends_with('\\');
-            Some(Ok(Some(line)))
-        }
-        Err(ReadlineError::Interrupted) => Some(Ok(Some(String::new()))),
-        Err(ReadlineError::Eof) => Some(Ok(None)),
-        Err(error) => Some(Err(error.into())),
-    });
-    let result = read_turns(engine, conversation, &mut lines);
+    let continued = Cell::new(false);
+    let mut lines =
+        std::iter::from_fn(|| match editor.readline(if continued.get() { "… " } else { "> " }) {
+            Ok(line) => Some(Ok(Input::Line(line))),
+            Err(ReadlineError::Interrupted) => Some(Ok(Input::Dropped)),
+            Err(ReadlineError::Eof) => None,
+            Err(error) => Some(Err(error.into())),
+        });
+    let result = read_turns(engine, conversation, &mut lines, &continued);
     if let Some(path) = &history {
         if let Some(folder) = path.parent() {
             let _ = std::fs::create_dir_all(folder);
@@ -166,17 +166,33 @@ pub(crate) fn converse(engine: &mut Engine, conversation: &mut Conversation) -> 
     result
 }
 
-/// Joins lines to turns and handles commands; `None` is the end of input.
+/// What came from the terminal.
+enum Input {
+    Line(String),
+    /// Ctrl-C: what was typed so far is dropped.
+    Dropped,
+}
+
+/// Joins lines to turns and handles commands, until the input ends. `continued` tells whether more lines are expected.
 fn read_turns(
     engine: &mut Engine,
     conversation: &mut Conversation,
-    lines: &mut dyn Iterator<Item = Result<Option<String>>>,
+    lines: &mut dyn Iterator<Item = Result<Input>>,
+    continued: &Cell<bool>,
 ) -> Result<()> {
     let mut pending = String::new();
     let mut quoted = false;
     for line in lines {
-        let Some(line) = line? else { break };
-        let Some(text) = joined(&mut pending, &mut quoted, &line) else { continue };
+        let text = match line? {
+            Input::Line(line) => joined(&mut pending, &mut quoted, &line),
+            Input::Dropped => {
+                pending.clear();
+                quoted = false;
+                None
+            }
+        };
+        continued.set(quoted || !pending.is_empty());
+        let Some(text) = text else { continue };
         if text.starts_with('/') {
             if command(engine, conversation, text.trim())? == Next::Leave {
                 return Ok(());

@@ -148,9 +148,10 @@ fn describe(
         None => "free space unknown".into(),
     };
     text.push_str(&format!(
-        "  {space} · about {} to convert at {}/s on {threads} threads\n",
+        "  {space} · about {} to convert at {}/s on {}\n",
         output::duration(estimate.convert),
-        output::bytes(estimate.bytes_per_s as u64)
+        output::bytes(estimate.bytes_per_s as u64),
+        output::plural(threads, "thread")
     ));
     text
 }

@@ -15,7 +15,7 @@ use crate::cli::{RunArgs, Switch};
 use crate::{open, output, sampling, stats};
 
 /// Largest prompt read from standard input, in bytes: far beyond any context.
-const STDIN_LIMIT_BYTES: u64 = 64 << 20;
+const STDIN_LIMIT_BYTES: u64 = 16 << 20;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -78,7 +78,14 @@ fn read_prompt(argument: &str) -> Result<String> {
         return Ok(argument.to_owned());
     }
     let mut text = String::new();
-    std::io::stdin().lock().take(STDIN_LIMIT_BYTES).read_to_string(&mut text).context("standard input")?;
+    std::io::stdin()
+        .lock()
+        .take(STDIN_LIMIT_BYTES + 1)
+        .read_to_string(&mut text)
+        .context("standard input")?;
+    if text.len() as u64 > STDIN_LIMIT_BYTES {
+        bail!("standard input: more than the {STDIN_LIMIT_BYTES} bytes that a prompt may have");
+    }
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
