@@ -8,10 +8,12 @@ use crate::{AlignedBuffer, StreamError};
 
 /// Smallest alignment used for direct reads: strides are multiples of it, and drives with 4 KiB sectors that accept
 /// 512-byte requests serve those slowly.
+#[cfg(target_os = "linux")]
 pub(crate) const MIN_DIRECT_ALIGNMENT: usize = 4096;
 
 /// Alignments tried where the system does not tell: the usual one, then those of larger sectors. Smaller ones need no
 /// try, as what is aligned to 4096 is aligned to 512.
+#[cfg(target_os = "linux")]
 const PROBED_ALIGNMENTS: [usize; 4] = [4096, 8192, 16384, 65536];
 
 /// A file opened past the cache, or the reason why it cannot be.
