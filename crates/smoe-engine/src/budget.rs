@@ -1,7 +1,7 @@
 //! One budget for everything: program, resident weights, KV cache, scratch and expert cache.
 
 use serde::Serialize;
-use smoe_model::{KvCache, Model, ModelConfig, StateOptions};
+use smoe_model::{Model, ModelConfig, StateOptions};
 use smoe_stream::{available_memory, format_size, process_rss_bytes};
 
 use crate::error::BudgetError;
@@ -52,6 +52,8 @@ pub(crate) struct Needs {
     pub(crate) slot_bytes: u64,
     /// Records of all layers.
     pub(crate) experts: u64,
+    /// The KV cache for the context.
+    pub(crate) kv_bytes: u64,
     /// Fewest slots that keep a token's reads in flight at once.
     pub(crate) least_slots: u64,
 }
@@ -91,7 +93,7 @@ impl MemoryPlan {
                 budget_origin: budget_origin.clone(),
                 program_bytes,
                 resident_bytes: needs.resident_bytes,
-                kv_bytes: KvCache::bytes_needed(config, options.kv, context).unwrap_or(u64::MAX),
+                kv_bytes: needs.kv_bytes,
                 scratch_bytes: Model::scratch_bytes(config, &state),
                 cache_bytes: wanted_cache,
                 context,

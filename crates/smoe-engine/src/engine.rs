@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use smoe_format::{ExpertLayer, Vault};
 use smoe_model::{
-    Compute, ConfigOptions, Model, ModelConfig, ModelError, ModelState, OnLogits, RecordLayout, RecordPart,
-    ResidentWeights, Run, StreamedLayer, WeightEntry,
+    Compute, ConfigOptions, KvCache, Model, ModelConfig, ModelError, ModelState, OnLogits, RecordLayout,
+    RecordPart, ResidentWeights, Run, StreamedLayer, WeightEntry,
 };
 use smoe_stream::{
     AlignedBuffer, DEFAULT_PREAD_THREADS, DEFAULT_QUEUE_CAPACITY, ExpertStream, FileReader, IoMode,
@@ -101,7 +101,8 @@ impl Engine {
         let template = ChatTemplate::from_files(&files)?;
         let context = context_of(&options, &config)?;
         let streamed = header.expert_layers.iter().map(streamed_layer).collect::<Result<Vec<_>, _>>()?;
-        let needs = needs(&vault, &config);
+        let kv_bytes = KvCache::bytes_needed(&config, options.kv, context)?;
+        let needs = needs(&vault, &config, kv_bytes);
         let plan = MemoryPlan::new(&config, &needs, &options, context)?;
 
         let threads = options.threads.unwrap_or_else(usable_cpus);
@@ -339,13 +340,14 @@ fn context_of(options: &EngineOptions, config: &ModelConfig) -> Result<usize, En
     }
 }
 
-fn needs(vault: &Vault, config: &ModelConfig) -> Needs {
+fn needs(vault: &Vault, config: &ModelConfig, kv_bytes: u64) -> Needs {
     let layers = &vault.header().expert_layers;
     let experts = layers.iter().map(|layer| u64::from(layer.count)).sum();
     Needs {
         resident_bytes: vault.resident_section().1,
         slot_bytes: layers.iter().map(|layer| layer.stride).max().unwrap_or(0),
         experts,
+        kv_bytes,
         least_slots: (config.router.top_k as u64).min(experts),
     }
 }

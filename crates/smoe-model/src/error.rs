@@ -122,6 +122,18 @@ pub enum ModelError {
         /// What the kernel said.
         source: QuantError,
     },
+    /// A KV cache in blocks that the model's heads do not divide into.
+    #[error(
+        "--kv {format} stores heads in blocks of {block}, into which this model's heads of {head_dim} do not divide; use --kv f16"
+    )]
+    KvFormat {
+        /// The format asked for.
+        format: &'static str,
+        /// Elements of a head.
+        head_dim: usize,
+        /// Elements of a block.
+        block: usize,
+    },
     /// A value that no arithmetic can go on with.
     #[error("{what} are not finite at position {position}; the weights or the activations are damaged")]
     NonFinite {

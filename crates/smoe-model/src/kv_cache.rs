@@ -59,14 +59,26 @@ pub(crate) struct HeadRows<'a> {
     pub(crate) format: BlockFormat,
 }
 
+/// Bytes of one head's key or value.
+fn row_bytes(config: &ModelConfig, format: KvFormat) -> Result<usize, ModelError> {
+    let head_dim = config.attention.head_dim;
+    let block = format.block_format().block_len();
+    format.block_format().row_bytes(head_dim).ok_or_else(|| ModelError::KvFormat {
+        format: format.name(),
+        head_dim,
+        block,
+    })
+}
+
 impl KvCache {
-    /// Bytes that a cache of `context` positions takes; none if the head's width does not fit the format.
-    #[must_use]
-    pub fn bytes_needed(config: &ModelConfig, format: KvFormat, context: usize) -> Option<u64> {
-        let row = format.block_format().row_bytes(config.attention.head_dim)? as u64;
+    /// Bytes that a cache of `context` positions takes.
+    ///
+    /// # Errors
+    /// The head's width does not divide into the format's blocks.
+    pub fn bytes_needed(config: &ModelConfig, format: KvFormat, context: usize) -> Result<u64, ModelError> {
         let rows = (config.layers.len() as u64 * 2 * config.attention.kv_heads as u64)
-            .checked_mul(context as u64)?;
-        rows.checked_mul(row)
+            .saturating_mul(context as u64);
+        Ok(rows.saturating_mul(row_bytes(config, format)? as u64))
     }
 
     /// Room for `context` positions. Memory is taken from the system as positions are written.
@@ -76,12 +88,9 @@ impl KvCache {
     pub fn new(config: &ModelConfig, format: KvFormat, context: usize) -> Result<Self, ModelError> {
         let head_dim = config.attention.head_dim;
         let memory = |bytes, reason: String| ModelError::Memory { what: "the KV cache", bytes, reason };
-        let row_bytes = format.block_format().row_bytes(head_dim).ok_or_else(|| {
-            memory(0, format!("heads of {head_dim} do not divide into blocks of 32; use --kv f16"))
-        })?;
-        let bytes = Self::bytes_needed(config, format, context)
-            .and_then(|bytes| usize::try_from(bytes).ok())
-            .ok_or_else(|| memory(usize::MAX, "the size overflows".into()))?;
+        let row_bytes = row_bytes(config, format)?;
+        let bytes = usize::try_from(Self::bytes_needed(config, format, context)?)
+            .map_err(|_| memory(usize::MAX, "the size overflows".into()))?;
         let buffer = AlignedBuffer::new(bytes).map_err(|error| memory(bytes, error.to_string()))?;
         Ok(Self {
             bytes: buffer,

@@ -36,13 +36,21 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn decoding_allocates_nothing() {
     let vault = common::packed(&common::pebble(), "Q4_0", "Q8_0");
-    for (cache, sampled) in [(CacheSize::All, false), (CacheSize::Bytes(1), false), (CacheSize::Bytes(2 << 20), true)] {
+    for (cache, sampled) in
+        [(CacheSize::All, false), (CacheSize::Bytes(1), false), (CacheSize::Bytes(2 << 20), true)]
+    {
         let options = EngineOptions { cache, threads: Some(2), instrument: true, ..EngineOptions::default() };
         let mut engine = Engine::open(&vault, options, &mut |_| {}).unwrap();
         let mut sampling = SamplingOptions::greedy();
         if sampled {
-            sampling =
-                SamplingOptions { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.01, repetition_penalty: 1.1, seed: 1 };
+            sampling = SamplingOptions {
+                temperature: 0.8,
+                top_k: 40,
+                top_p: 0.9,
+                min_p: 0.01,
+                repetition_penalty: 1.1,
+                seed: 1,
+            };
         }
         let options = GenerateOptions { max_tokens: 60, sampling, ignore_eos: true };
         let mut counts = Vec::with_capacity(60);

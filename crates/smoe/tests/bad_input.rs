@@ -509,6 +509,8 @@ fn requests_that_cannot_be_answered() {
     run(&["--prompt-ids", "1,2", "--ctx", "257"], &["257", "256"]);
     run(&["--prompt-ids", "1,260"], &["260"]);
     run(&["-p", "", "--raw"], &["empty"]);
+    // Heads of 16 do not divide into blocks of 32.
+    run(&["-p", "x", "--kv", "q8"], &["--kv q8", "heads of 16", "--kv f16"]);
     run(&["-p", "x", "--memory", "1M"], &["1.00 MiB", "would do"]);
     for usage in [
         &["--temperature", "-1"][..],
