@@ -169,17 +169,15 @@ fn compile(source: &str) -> Result<Environment<'static>, TextError> {
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let (before, tag) = (&rest[..start], &rest[start..start + length + 2]);
-        out.push_str(before);
-        let word = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
-        match word {
-            "generation" => out.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
-            _ => out.push_str(tag),
-        }
-        rest = &rest[start + length + 2..];
+    while let Some((before, inside)) = rest.split_once("{%") {
+        let Some((tag, after)) = inside.split_once("%}") else { break };
+        let replaced = match tag.trim_matches(['-', '+']).trim() {
+            "generation" => tag.replace("generation", "if true"),
+            "endgeneration" => tag.replace("endgeneration", "endif"),
+            _ => tag.to_owned(),
+        };
+        out.extend([before, "{%", &replaced, "%}"]);
+        rest = after;
     }
     out.push_str(rest);
     out
@@ -265,5 +263,8 @@ mod tests {
         let source = "a{%- generation -%}b{% endgeneration %}c{% if x %}{% endif %}{% generation";
         let expected = "a{%- if true -%}b{% endif %}c{% if x %}{% endif %}{% generation";
         assert_eq!(without_generation_tags(source), expected);
+        for odd in ["", "{%", "{%}", "{%%}", "%}{%", "{%é%}", "{%-%}{%"] {
+            assert_eq!(without_generation_tags(odd), odd);
+        }
     }
 }
