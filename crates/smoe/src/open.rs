@@ -55,6 +55,7 @@ pub(crate) fn banner(engine: &Engine) -> String {
     let asked = match engine.options().cache {
         CacheSize::Auto => "what the budget leaves",
         CacheSize::All => "all experts",
+        CacheSize::Bytes(bytes) if bytes < plan.cache_bytes => "the least that works, more than asked",
         CacheSize::Bytes(_) => "as asked",
     };
     format!(

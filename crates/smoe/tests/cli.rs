@@ -132,6 +132,8 @@ fn the_banner_tells_what_was_decided() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
+    assert!(run(&["--cache", "1K"]).contains("the least that works, more than asked"));
+    assert!(run(&["--cache", "2M"]).contains(", as asked)"));
     assert!(run(&["--io", "buffered"]).contains("buffered reads, 8 pread threads (asked for)"));
 }
 
