@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks work to stop at the next good point, the second ends the process.
+//! Signals. Ctrl-C: the first asks work to stop at the next good point, the second ends the process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,4 +24,11 @@ pub(crate) fn flag() -> Result<Arc<AtomicBool>> {
     })
     .context("cannot handle Ctrl-C")?;
     Ok(Arc::clone(FLAG.get_or_init(|| flag)))
+}
+
+/// A file that grows beyond the limit of `ulimit -f` is an error like any other, and not the end of the process.
+pub(crate) fn survive_file_limits() -> Result<()> {
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)))
+        .context("cannot handle SIGXFSZ")?;
+    Ok(())
 }

@@ -64,6 +64,7 @@ pub(crate) fn run(args: &PackArgs) -> Result<()> {
     }
     output::note(description.trim_end());
     let cancel = interrupt::flag()?;
+    interrupt::survive_file_limits()?;
     let bar = output::byte_progress("packing", plan.source_bytes());
     let mut started = false;
     let run = PackRun { threads, force: args.force, measure_error: args.measure_error, cancel: &cancel };
