@@ -42,5 +42,10 @@ pub(crate) fn forget_pages(file: &File) {
 
 pub(crate) fn is_no_space(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG))
+    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
+}
+
+/// Whether a file grew beyond the process's limit or the file system's.
+pub(crate) fn is_file_limit(error: &io::Error) -> bool {
+    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::FBIG)
 }

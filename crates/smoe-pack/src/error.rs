@@ -105,6 +105,17 @@ pub enum PackError {
         /// Bytes there are, where known.
         free: Option<u64>,
     },
+    /// A file longer than files may be.
+    #[error(
+        "{}: the vault needs {bytes} bytes in one file, more than the limit of this process (ulimit -f) or of the file system",
+        path.display()
+    )]
+    FileLimit {
+        /// The partial file.
+        path: PathBuf,
+        /// Length of the vault.
+        bytes: u64,
+    },
     /// The system refused.
     #[error("{}: {source}", path.display())]
     Io {

@@ -239,6 +239,9 @@ fn write_error(names: &Names, needed: u64, error: io::Error) -> PackError {
     if disk::is_no_space(&error) {
         return PackError::NoSpace { path, needed, free: disk::free_bytes(&names.folder) };
     }
+    if disk::is_file_limit(&error) {
+        return PackError::FileLimit { path, bytes: needed };
+    }
     PackError::Io { path, source: error }
 }
 
