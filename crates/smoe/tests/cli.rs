@@ -97,6 +97,7 @@ fn a_turn_that_does_not_fit_is_refused_and_the_conversation_goes_on() {
     assert!(output.status.success());
     let notes = stderr(&output);
     assert!(notes.contains("context_length_exceeded") && notes.contains("512"), "{notes}");
+    assert!(notes.contains("/reset begins a new conversation"), "{notes}");
     assert!(stdout(&output).starts_with("Hello"), "{}", stdout(&output));
 }
 

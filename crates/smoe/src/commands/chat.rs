@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
-use smoe_engine::{Engine, FinishReason, GenerateOptions, Generation};
+use smoe_engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation};
 use smoe_text::Message;
 
 use crate::cli::{ChatArgs, Switch};
@@ -205,6 +205,9 @@ fn read_turns(
                 return Err(error);
             }
             output::failure(&error);
+            if matches!(error.downcast_ref(), Some(EngineError::ContextExceeded { .. })) {
+                output::note("/reset begins a new conversation");
+            }
         }
     }
     if !pending.trim().is_empty() {
